@@ -64,8 +64,10 @@ static unsigned long long exchanged(unsigned long long value, int apart) {
     return handed[side][mine ^ apart];
 }
 #define EXCHANGE(value, apart) exchanged(value, apart)
-#define MULTIPLIED(a, b) ((a) * (b))
-#define DIVIDED(a, b) ((a) / (b))
+static float narrowed(double value) { return (float)value; }
+static double widened(float value) { return (double)value; }
+static float multiplied(float a, float b) { return a * b; }
+static float divided(float a, float b) { return a / b; }
 #define RAISE(at, value) (*(at) = *(at) < (value) ? (value) : *(at))
 #define SYNC_WARP() meet(warps[threadIdx.x / 32], 32)
 #define SYNC_GROUP() meet(group, blockDim.x)

@@ -44,7 +44,7 @@ struct F32ToF64 {
     typedef u64 To;
     static __device__ __forceinline__ u64 of(u32 bits, const void*) {
         if (is_nan(bits)) return (u64)(bits >> 31) << 63 | 0x7ff8000000000000ull | (u64)(bits & 0x3fffffu) << 29;
-        return DOUBLE_BITS((double)FLOAT_OF(bits));
+        return DOUBLE_BITS(widened(FLOAT_OF(bits)));
     }
 };
 
@@ -81,7 +81,7 @@ struct F64By {
         if ((bits & 0x7fffffffffffffffull) > 0x7ff0000000000000ull) {
             single = (u32)(bits >> 32) & 0x80000000u | 0x7fc00000u | (u32)(bits >> 29) & 0x3fffffu;
         } else {
-            single = FLOAT_BITS((float)DOUBLE_OF(bits));
+            single = FLOAT_BITS(narrowed(DOUBLE_OF(bits)));
         }
         return Narrow::of(single, table);
     }

@@ -73,11 +73,15 @@ __device__ __forceinline__ void arrive(Barrier* barrier) {
     asm volatile("{ .reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [%0]; }" ::"r"(place_in_shared(barrier))
                  : "memory");
 }
+#if __CUDA_ARCH__ >= 900
+#define IS_OVER "mbarrier.try_wait.parity.shared::cta.b64"
+#else
+#define IS_OVER "mbarrier.test_wait.parity.shared::cta.b64"
+#endif
 // Wait for the end of a phase, which is the one under way or the one before.
 __device__ __forceinline__ void wait(Barrier* barrier, u32 phase) {
     asm volatile(
-        "{ .reg .pred over; again: mbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1; @!over bra again; }" ::"r"(
-            place_in_shared(barrier)),
+        "{ .reg .pred over; again: " IS_OVER " over, [%0], %1; @!over bra again; }" ::"r"(place_in_shared(barrier)),
         "r"(phase & 1)
         : "memory");
 }
@@ -120,7 +124,7 @@ __device__ __forceinline__ u64 product(u64 value, u64 key) {
 #define BLOCKS_PER_TURN 8
 #define SUM_WARPS 12
 // The sums of so many turns have room in shared memory, until they are scrambled.
-#define SLOTS 48
+#define SLOTS 24
 // The loads of this many blocks, two a thread, are under way at a time.
 #define BLOCKS_PER_STEP 4
 

@@ -15,10 +15,8 @@
 #define TILE_COLUMNS 1024
 #define TOGETHER 4
 
-// On a GPU each operation is rounded by itself. The test of this source on a CPU brings its own.
+// The test of this source on a CPU brings its own.
 #ifdef __CUDACC_RTC__
-#define MULTIPLIED(a, b) __fmul_rn(a, b)
-#define DIVIDED(a, b) __fdiv_rn(a, b)
 #define RAISE(at, value) atomicMax(at, value)
 #define EXCHANGE(value, apart) __shfl_xor_sync(0xffffffffu, value, apart)
 #endif
@@ -148,11 +146,14 @@ __device__ __forceinline__ void find_largest(const Matrix* matrices, u32 count) 
     }
 }
 
-// The larger one; a NaN where the first is one, as numpy has it.
-__device__ __forceinline__ float raised(float value, float least) { return value >= least || value != value ? value : least; }
+// The larger of two numbers that are not negative; a NaN where the first is one, as numpy has it. Their bits are in the
+// order of the numbers.
+__device__ __forceinline__ float raised(float value, float least) {
+    return FLOAT_BITS(value) >= FLOAT_BITS(least) ? value : least;
+}
 
 __device__ __forceinline__ float scale_of(float amax, const Scheme& scheme) {
-    float scale = raised(DIVIDED(raised(amax, scheme.amax_min), LARGEST), scheme.scale_min);
+    float scale = raised(divided(raised(amax, scheme.amax_min), LARGEST), scheme.scale_min);
     if (!scheme.is_power_of_two) return scale;
     u32 bits = FLOAT_BITS(scale), exponent = (bits >> 23 & 0xff) + ((bits & 0x7fffffu) != 0);
     exponent = exponent < 1 ? 1 : exponent > 254 ? 254 : exponent;
@@ -161,10 +162,10 @@ __device__ __forceinline__ float scale_of(float amax, const Scheme& scheme) {
 
 __device__ __forceinline__ float factor_of(float amax, const Scheme& scheme) {
     if (scheme.order == BY_RECIPROCAL) {
-        return amax == 0.0f || FLOAT_BITS(amax) == 0x7f800000u ? 1.0f : MULTIPLIED(DIVIDED(1.0f, amax), LARGEST);
+        return FLOAT_BITS(amax) == 0 || FLOAT_BITS(amax) == 0x7f800000u ? 1.0f : multiplied(divided(1.0f, amax), LARGEST);
     }
     float scale = scale_of(amax, scheme);
-    return scheme.order == BY_DIVIDING ? scale : DIVIDED(1.0f, scale);
+    return scheme.order == BY_DIVIDING ? scale : divided(1.0f, scale);
 }
 
 template <typename Source>
@@ -191,7 +192,7 @@ __device__ __forceinline__ void fill_values(const Matrix* matrices, u32 count, c
             Four<u8> made;
             for (u32 each = 0; each < TOGETHER; each++) {
                 float number = FLOAT_OF(Source::bits(four.element[each]));
-                float scaled = scheme.order == BY_DIVIDING ? DIVIDED(number, factor) : MULTIPLIED(number, factor);
+                float scaled = scheme.order == BY_DIVIDING ? divided(number, factor) : multiplied(number, factor);
                 // Processors differ in which sign a NaN has; here it has none.
                 if (scaled != scaled) scaled = scheme.saturates ? LARGEST : FLOAT_OF(0x7fc00000u);
                 made.element[each] = to_e4m3fn(FLOAT_BITS(scaled));
@@ -225,7 +226,7 @@ extern "C" __global__ void __launch_bounds__(WARPS* WARP)
     for (u32 number = threadIdx.x; number < all; number += blockDim.x) {
         float amax = ((const float*)matrix.amax)[number], made = amax;
         if (!scheme->is_amax) {
-            made = scheme->order == BY_RECIPROCAL ? DIVIDED(1.0f, factor_of(amax, *scheme)) : scale_of(amax, *scheme);
+            made = scheme->order == BY_RECIPROCAL ? divided(1.0f, factor_of(amax, *scheme)) : scale_of(amax, *scheme);
             if (made != made) made = FLOAT_OF(0x7fc00000u);
         }
         *(float*)(matrix.to + number / across * matrix.to_row + (u64)(number % across) * matrix.to_column) = made;

@@ -8,6 +8,9 @@ from tensorhub_common.devices.cuda import CudaDevice
 from tensorhub_common.devices.device import DeviceUnavailable
 from tensorhub_common.runtime.extras import missing
 
+CAPABILITY_MIN: Final = (8, 0)
+"""Older GPUs have no barriers in shared memory."""
+
 FOLDER: Final = Path(__file__).parent
 """Where the sources are."""
 
@@ -18,11 +21,17 @@ class KernelLibrary:
     """Compiles a source with the first kernel that is wanted of it: about a second, or at once where cupy has it."""
 
     def __init__(self, device: CudaDevice) -> None:
-        """Compile for a device. Raises `DeviceUnavailable` without cupy."""
+        """Compile for a device. Raises `DeviceUnavailable` without cupy, and for a GPU that is too old."""
         try:
             import cupy  # noqa: PLC0415 (of the extra `cuda`; hosts without GPUs lack it)
         except ImportError as why:
             raise DeviceUnavailable(missing("memory on a GPU", ["cupy"], "cuda")) from why
+        major, minor = (device.attribute(f"COMPUTE_CAPABILITY_{each}") for each in ("MAJOR", "MINOR"))
+        if (major, minor) < CAPABILITY_MIN:
+            raise DeviceUnavailable(
+                f"{device.uuid} has compute capability {major}.{minor}, and memory='device' needs {CAPABILITY_MIN[0]}."
+                f"{CAPABILITY_MIN[1]} (an A100 or later): register with memory='host'"
+            )
         self._cupy: Any = cupy
         self._ordinal = device.ordinal
         self._modules: dict[str, Any] = {}

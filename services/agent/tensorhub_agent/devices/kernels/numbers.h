@@ -2,12 +2,33 @@
 
 #include "types.h"
 
-// The test of this source on a CPU brings its own.
+// Every operation is rounded by itself, and numbers below the smallest normal one count: as instructions, because a
+// compiler's options may say otherwise (`-ftz=true`, which cupy adds). The test of this source on a CPU brings its own.
 #ifdef __CUDACC_RTC__
 #define FLOAT_OF(bits) __uint_as_float(bits)
 #define DOUBLE_OF(bits) __longlong_as_double((long long)(bits))
 #define FLOAT_BITS(value) __float_as_uint(value)
 #define DOUBLE_BITS(value) ((u64)__double_as_longlong(value))
+__device__ __forceinline__ float narrowed(double value) {
+    float made;
+    asm("cvt.rn.f32.f64 %0, %1;" : "=f"(made) : "d"(value));
+    return made;
+}
+__device__ __forceinline__ double widened(float value) {
+    double made;
+    asm("cvt.f64.f32 %0, %1;" : "=d"(made) : "f"(value));
+    return made;
+}
+__device__ __forceinline__ float multiplied(float a, float b) {
+    float made;
+    asm("mul.rn.f32 %0, %1, %2;" : "=f"(made) : "f"(a), "f"(b));
+    return made;
+}
+__device__ __forceinline__ float divided(float a, float b) {
+    float made;
+    asm("div.rn.f32 %0, %1, %2;" : "=f"(made) : "f"(a), "f"(b));
+    return made;
+}
 #endif
 
 __device__ __forceinline__ bool is_nan(u32 bits) { return (bits & 0x7fffffffu) > 0x7f800000u; }
