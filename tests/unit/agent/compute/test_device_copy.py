@@ -1,6 +1,7 @@
 """Copies and digests where an end, or both, is memory of a GPU: the same bytes and digests as between host memories."""
 
 import ctypes
+import os
 import random
 
 import pytest
@@ -8,8 +9,9 @@ import xxhash
 
 from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.compute.spans import Spans
+from tensorhub_agent.devices import fake_engine
 from tensorhub_agent.devices.region import DeviceRegion
-from tensorhub_common.devices.fake import FakeDevice
+from tensorhub_common.devices.fake import FakeDevice, FakeEvent
 
 SIZE = 3 * 1024 * 1024
 SPANS = Spans([0, 100, 5000, 1024 * 1024], [7, 2 * 1024 * 1024, 0, 4096], [100, 4900, 300_000, 1024 * 1024])
@@ -91,3 +93,51 @@ async def test_read_only_memory_is_refused(device: FakeDevice) -> None:
     with pytest.raises(ValueError, match="can't be written"):
         pool.copy_and_digest(region, memoryview(bytes(SIZE)), SPANS)
     pool.close()
+
+
+# Planted bugs: a reader compares the digests that it gets with those of the version, and these show each.
+
+
+async def _read(device: FakeDevice, source: DeviceRegion) -> tuple[bytes, bytes]:
+    """Copy a region as a reader does; return the digest of all of it, and the bytes that are there then."""
+    destination, pool = on_device(device, b"\xee" * SIZE), CopyPool(1)
+    try:
+        return await pool.copy_and_digest(destination, source, Spans([0], [0], [SIZE])).result(), bytes_of(destination)
+    finally:
+        pool.close()
+
+
+async def test_a_wait_that_is_missing_is_found_by_the_digests(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, device = random.Random(4).randbytes(SIZE), FakeDevice()
+    source = on_device(device, data)
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeEvent, "wait", lambda _: None)
+        digest, after = await _read(device, source)
+    assert after != data
+    assert digest != xxhash.xxh3_128_digest(data)
+
+
+async def test_digests_of_the_old_bytes_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, device = random.Random(5).randbytes(SIZE), FakeDevice()
+    source = on_device(device, data)
+
+    def digest_first(found: list[bytes], number: int, to: int, origin: int, nbytes: int) -> None:
+        found[number] = xxhash.xxh3_128_digest(ctypes.string_at(to, nbytes))
+        ctypes.memmove(to, origin, nbytes)
+
+    monkeypatch.setattr(fake_engine, "_digest", digest_first)
+    digest, after = await _read(device, source)
+    assert after == data
+    assert digest != xxhash.xxh3_128_digest(data)
+
+
+async def test_a_stale_descriptor_is_found_by_the_digests() -> None:
+    """The holder has published in other memory, and the reader still has the descriptor of what it held before."""
+    device, old, new = FakeDevice(), random.Random(6).randbytes(SIZE), random.Random(7).randbytes(SIZE)
+    before, after = on_device(device, old), on_device(device, new)
+    stale = before.memory.export()
+    before.memory.close()
+    digest, brought = await _read(device, DeviceRegion.of(device, device.import_memory(stale, SIZE, readonly=True)))
+    os.close(stale)
+    assert brought == old
+    assert digest != xxhash.xxh3_128_digest(bytes_of(after))
