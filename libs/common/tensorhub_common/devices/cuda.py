@@ -22,6 +22,12 @@ from tensorhub_common.devices.device import (
     Event,
 )
 
+CAPABILITY_MIN: Final = (8, 0)
+"""Of GPUs that agents compute on: older ones have no barriers in shared memory."""
+
+PCI_CHARS_MAX: Final = 32
+"""The driver writes an address of the PCI bus into so many characters at most."""
+
 PIN_BYTES_MAX: Final = 32 * 1024 * 1024 * 1024
 """Memory is registered in chunks of at most this: one call for 512 GiB and more fails."""
 
@@ -313,6 +319,21 @@ class CudaDevice:
         """Return an attribute of the device by its name behind `CU_DEVICE_ATTRIBUTE_`."""
         which = getattr(self.driver.api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
         return int(self.driver("cuDeviceGetAttribute", which, self._device))
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """Its compute capability."""
+        return self.attribute("COMPUTE_CAPABILITY_MAJOR"), self.attribute("COMPUTE_CAPABILITY_MINOR")
+
+    def pci_address(self) -> str:
+        """Return where it is on the PCI bus, as the kernel writes it: "0000:1b:00.0"."""
+        told = self.driver("cuDeviceGetPCIBusId", PCI_CHARS_MAX, self._device)
+        text = told.decode() if isinstance(told, bytes) else str(told)
+        return text.rstrip("\0").lower()
+
+    def reaches(self, other: "CudaDevice") -> bool:
+        """Whether its kernels can read another device's memory."""
+        return bool(self.driver("cuDeviceCanAccessPeer", self._device, other._device))  # noqa: SLF001 (of the same class)
 
     def current(self) -> "_Current":
         """Return a block within which the device's context is current in this thread."""

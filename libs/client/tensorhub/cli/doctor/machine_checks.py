@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Final
 
 from tensorhub.cli.doctor.finding import Finding, fail, ok, warn
+from tensorhub.cli.doctor.gpu_checks import gpus
 from tensorhub.cli.local_processes import running_agents
 from tensorhub.cli.output import size
 from tensorhub.local.nats_server import find_program
 from tensorhub_common.config.settings import Settings, unknown_variables
-from tensorhub_common.devices.cuda import cuda_devices
-from tensorhub_common.devices.device import DeviceError, DeviceUnavailable
 from tensorhub_common.errors import TensorHubError
 
 PYTHON_MIN: Final = (3, 11)
@@ -42,7 +41,7 @@ def machine(settings: Settings) -> Iterator[Finding]:
     yield _copying(settings)
     yield _agents_needs()
     yield _torch()
-    yield from _gpus()
+    yield from gpus()
     for sentence in unknown_variables(os.environ):
         yield warn("settings", sentence, "take it out of the environment, or name the setting that is meant")
 
@@ -116,31 +115,6 @@ def _agents_needs() -> Finding:
         return warn("agent's needs", f"{', '.join(missing)} can't be imported, so no agent can run here", advice)
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in AGENT_NEEDS)
     return ok("agent's needs", versions)
-
-
-def _gpus() -> Iterator[Finding]:
-    """Tell of each GPU whether hub memory can be on it: by trying what an agent does, on a few bytes."""
-    try:
-        devices = cuda_devices()
-    except DeviceUnavailable as why:
-        yield ok("gpus", f"none for weights: {why}")
-        return
-    if importlib.util.find_spec("cupy") is None:
-        advice = "pip install 'tensorhub[agent,cuda]'; memory='host' works without it"
-        yield warn("gpus", "cupy can't be imported, so no agent can have memory of a GPU", advice)
-    for device in devices:
-        name = f"gpu {device.ordinal}"
-        found = f"{device.uuid}, {size(device.free_bytes())} of {size(device.total_bytes())} free"
-        try:
-            memory = device.allocate(1)
-            os.close(memory.export())
-            memory.close()
-        except DeviceError as why:
-            yield warn(
-                name, f"{found}; its memory can't be shared between processes: {why}", "register with memory='host'"
-            )
-        else:
-            yield ok(name, f"{found}; its memory can be shared by descriptors")
 
 
 def _torch() -> Finding:

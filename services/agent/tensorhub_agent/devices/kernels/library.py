@@ -4,12 +4,9 @@ import threading
 from pathlib import Path
 from typing import Any, Final
 
-from tensorhub_common.devices.cuda import CudaDevice
+from tensorhub_common.devices.cuda import CAPABILITY_MIN, CudaDevice
 from tensorhub_common.devices.device import DeviceUnavailable
 from tensorhub_common.runtime.extras import missing
-
-CAPABILITY_MIN: Final = (8, 0)
-"""Older GPUs have no barriers in shared memory."""
 
 FOLDER: Final = Path(__file__).parent
 """Where the sources are."""
@@ -26,11 +23,11 @@ class KernelLibrary:
             import cupy  # noqa: PLC0415 (of the extra `cuda`; hosts without GPUs lack it)
         except ImportError as why:
             raise DeviceUnavailable(missing("memory on a GPU", ["cupy"], "cuda")) from why
-        major, minor = (device.attribute(f"COMPUTE_CAPABILITY_{each}") for each in ("MAJOR", "MINOR"))
-        if (major, minor) < CAPABILITY_MIN:
+        if device.capability < CAPABILITY_MIN:
+            has, needs = (".".join(map(str, each)) for each in (device.capability, CAPABILITY_MIN))
             raise DeviceUnavailable(
-                f"{device.uuid} has compute capability {major}.{minor}, and memory='device' needs {CAPABILITY_MIN[0]}."
-                f"{CAPABILITY_MIN[1]} (an A100 or later): register with memory='host'"
+                f"{device.uuid} has compute capability {has}, and memory='device' needs {needs} (an A100 or later): "
+                "register with memory='host'"
             )
         self._cupy: Any = cupy
         self._ordinal = device.ordinal
