@@ -31,7 +31,7 @@ FILES: Final = (
     "tests/integration/test_bytes.py",
     "tests/integration/registry/test_registry_killed.py",
     "tests/integration/test_retention_disk.py",
-    "tests/unit/agent/compute/test_casting_fp8.py",
+    "tests/unit/agent/casting/test_fp8.py",
     "tests/property/test_program.py",
     "tests/integration/registry/test_snapshots.py",
     "tests/unit/common/catalog/test_membership.py",

@@ -10,6 +10,7 @@ from tests.kit.hubs import running_hub
 GPU = "GPU-fake-0"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("source", "destination"), [(GPU, GPU), ("host", GPU)])
 async def test_a_holder_is_killed_while_its_version_comes_into_memory_of_a_gpu(
     tmp_path: Path, source: str, destination: str
