@@ -119,7 +119,7 @@ class RunnerService:
             loaded.module,
             replica=settings.runner_replica or self.id,
             spot=settings.runner_spot,
-            install=_install(loaded.module, settings.runner_install),
+            install=install_of(loaded.module, settings.runner_install),
         )
         follower = WeightFollower(
             shard,
@@ -268,7 +268,7 @@ def _heartbeat_answered(data: bytes) -> RunnerInput:
     return HeartbeatAnswered(_heartbeat_results.decode(data))
 
 
-def _install(module: "torch.nn.Module", wanted: RunnerInstall) -> Install:
+def install_of(module: "torch.nn.Module", wanted: RunnerInstall) -> Install:
     """Return how an engine gets weights. Those on a GPU stay at their addresses: the hub's copy is what is staged."""
     is_on_gpu = any(each.is_cuda for each in module.parameters())
     return "in-place" if is_on_gpu and wanted == "staged" else wanted

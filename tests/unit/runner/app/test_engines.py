@@ -1,0 +1,45 @@
+"""Engines that can't be made say which setting is to be changed."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.kit.tiny_engines import CONFIGS, tiny
+
+from tensorhub_common.config.settings import InvalidSetting, load
+from tensorhub_runner.app.engines import load_engine
+from tensorhub_runner.app.service import install_of
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    tiny(next(iter(CONFIGS))).config.save_pretrained(tmp_path)
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"MODEL": ""}, "TENSORHUB_RUNNER_MODEL is not set"),
+        ({"MODEL": "/nowhere"}, "TENSORHUB_RUNNER_MODEL can't be used"),
+        ({"DEVICE": "cuda"}, "exact on CPUs alone: set TENSORHUB_RUNNER_EXACT=off"),
+        ({"ENGINE": "vllm"}, "must be torch, or an engine of your own"),
+        ({"ENGINE": "no.such.module:load"}, "engine 'no.such.module:load' can't be loaded"),
+    ],
+)
+def test_what_an_engine_can_not_be_made_of_is_told(model: str, given: dict[str, str], said: str) -> None:
+    settings = {f"TENSORHUB_RUNNER_{name}": text for name, text in ({"MODEL": model} | given).items()}
+    with pytest.raises(InvalidSetting, match=said):
+        load_engine(load(settings))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there_is_told(model: str) -> None:
+    settings = {"TENSORHUB_RUNNER_MODEL": model, "TENSORHUB_RUNNER_DEVICE": "cuda", "TENSORHUB_RUNNER_EXACT": "off"}
+    with pytest.raises(InvalidSetting, match="TENSORHUB_RUNNER_DEVICE=cuda can't be used"):
+        load_engine(load(settings))
+
+
+def test_weights_of_the_host_come_as_the_setting_says(model: str) -> None:
+    loaded = load_engine(load({"TENSORHUB_RUNNER_MODEL": model}))
+    assert [install_of(loaded.module, wanted) for wanted in ("staged", "mapped")] == ["staged", "mapped"]
