@@ -47,6 +47,8 @@ async def assert_arrives(hub: RunningHub, given: Tensors) -> None:
             assert await reader.replicate() == 1
             assert reader.last_read is not None
             assert {source.transport for source in reader.last_read.sources} <= {transport}
+        # The readers have the trainer's layout, so the log has one root for all.
+        assert len({reader.last_read.root for reader in readers if reader.last_read is not None} - {""}) == 1
         for shard in (*readers, trainer):
             assert_same_bytes(shard.tensors, given)
 

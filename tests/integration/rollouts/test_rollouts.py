@@ -62,6 +62,7 @@ async def test_each_response_has_its_tokens_their_versions_and_what_its_prompt_h
         # On a busy machine an instance may be silent for so long that its requests go on elsewhere.
         assert [run.start for run in each.runs] == [0, *(run.end for run in each.runs[:-1])]
         assert (each.runs[0].kv, each.runs[-1].end, {run.version for run in each.runs}) == ("fresh", count, {1})
+        assert all(run.root for run in each.runs)
         assert (each.seed, each.error, each.age) == (request_seed(SEED, each.group, each.index), None, 0)
     mine = [each for each in responses if each.group == "a"]
     assert [each.prompt_ids.tolist() for each in mine] == [[5, 9]] * 3

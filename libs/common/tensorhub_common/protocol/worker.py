@@ -241,6 +241,8 @@ class ReadReport(msgspec.Struct, frozen=True, kw_only=True):
     """What was asked for and did not count: wrong, or under way at a source that was left out. It was read again."""
     plans: int = 0
     """How often the planner was asked."""
+    root: str = ""
+    """The root of the digests of what the shard holds now, as the log has it; empty without digests."""
     base: int | None = None
     """The version that the shard held before, from which deltas lead to this one, if any came."""
     sources: tuple[SourceReport, ...]

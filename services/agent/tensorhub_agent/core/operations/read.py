@@ -341,7 +341,9 @@ class ReadOperation:
             return
         if self._report is not None and self.transfer is not None:
             stages = stages_of(self.transfer, self.began, self._waited_s, now)
-            self._report = msgspec.structs.replace(self._report, stages=stages)
+            root = self.transfer.root if self._root is None else self._root
+            known = "" if root in (None, NO_ROOT) else root
+            self._report = msgspec.structs.replace(self._report, stages=stages, root=known)
         self.core.finish(version=event.version, report=self._report)
 
     # The read.
