@@ -130,6 +130,17 @@ _ROWS: Final = (
     ),
     Metric("agent", "tensorhub.agent.segments.used", "gauge", "By", "Memory that the agent's segments take."),
     Metric("agent", "tensorhub.agent.segments.limit", "gauge", "By", "How much they may take."),
+    Metric(
+        "agent",
+        "tensorhub.agent.device.segments.used",
+        "gauge",
+        "By",
+        "Memory that the agent's segments take of each GPU, by its UUID.",
+        ("device",),
+    ),
+    Metric(
+        "agent", "tensorhub.agent.device.segments.limit", "gauge", "By", "How much they may take of it.", ("device",)
+    ),
     Metric("agent", "tensorhub.agent.deltas.used", "gauge", "By", "Memory that the deltas take which the agent keeps."),
     Metric("agent", "tensorhub.agent.disk.used", "gauge", "By", "What copies of retained versions take on its disk."),
     Metric("agent", "tensorhub.agent.disk.limit", "gauge", "By", "How much they may take there."),

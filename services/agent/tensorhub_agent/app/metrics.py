@@ -5,7 +5,7 @@ before they walk through it.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from opentelemetry import metrics as api
 from opentelemetry.metrics import Meter
@@ -16,7 +16,9 @@ from tensorhub_agent.jobs.worker_server import WorkerServer
 from tensorhub_agent.leases.delta_store import DeltaStore
 from tensorhub_agent.leases.lease import LeaseState
 from tensorhub_agent.runtime.rejections import REJECTIONS
-from tensorhub_agent.storage.segments import SegmentStore
+from tensorhub_agent.storage.byte_account import ByteAccount
+from tensorhub_agent.storage.device_segments import DeviceStores
+from tensorhub_agent.storage.shard_store import ShardStores
 from tensorhub_agent.transports.registry import TransportRegistry
 from tensorhub_common.observability.metrics import METER, labelled, observe, unlabelled
 
@@ -24,8 +26,7 @@ from tensorhub_common.observability.metrics import METER, labelled, observe, unl
 def watch(
     jobs: Mapping[str, JobDriver],
     read_counts: ReadCounts,
-    store: SegmentStore,
-    disk: SegmentStore | None,
+    stores: ShardStores,
     workers: WorkerServer,
     transports: TransportRegistry,
     deltas: DeltaStore,
@@ -34,6 +35,7 @@ def watch(
 ) -> None:
     """Have an agent's metrics read from here on; once in a process."""
     meter = meter or api.get_meter(METER)
+    store, disk, devices = stores.store, stores.disk, stores.devices
 
     def all_jobs() -> list[JobDriver]:
         return list(jobs.values())
@@ -71,13 +73,27 @@ def watch(
     observe(meter, "tensorhub.agent.leases", labelled("state", leases))
     observe(meter, "tensorhub.agent.sources", labelled("transport", sources))
     observe(meter, "tensorhub.agent.connections", labelled("transport", transports.connections))
-    observe(meter, "tensorhub.agent.segments.used", unlabelled(lambda: store.total_bytes))
-    observe(meter, "tensorhub.agent.segments.limit", unlabelled(lambda: store.bytes_max))
+    observe(meter, "tensorhub.agent.segments.used", unlabelled(lambda: store.account.total_bytes))
+    observe(meter, "tensorhub.agent.segments.limit", unlabelled(lambda: store.account.bytes_max))
+    observe(
+        meter,
+        "tensorhub.agent.device.segments.used",
+        labelled("device", lambda: _by_device(devices, lambda each: each.total_bytes)),
+    )
+    observe(
+        meter,
+        "tensorhub.agent.device.segments.limit",
+        labelled("device", lambda: _by_device(devices, lambda each: each.bytes_max)),
+    )
     observe(meter, "tensorhub.agent.deltas.used", unlabelled(lambda: deltas.nbytes))
-    observe(meter, "tensorhub.agent.disk.used", unlabelled(lambda: 0 if disk is None else disk.total_bytes))
-    observe(meter, "tensorhub.agent.disk.limit", unlabelled(lambda: 0 if disk is None else disk.bytes_max))
+    observe(meter, "tensorhub.agent.disk.used", unlabelled(lambda: 0 if disk is None else disk.account.total_bytes))
+    observe(meter, "tensorhub.agent.disk.limit", unlabelled(lambda: 0 if disk is None else disk.account.bytes_max))
     observe(meter, "tensorhub.agent.workers", unlabelled(lambda: workers.connections))
     observe(meter, "tensorhub.agent.refused", labelled("reason", lambda: Counter(REJECTIONS.counts)))
+
+
+def _by_device(devices: DeviceStores | None, read: Callable[[ByteAccount], int]) -> dict[str, int]:
+    return {} if devices is None else {uuid: read(account) for uuid, account in devices.accounts().items()}
 
 
 def _sum(counts: Iterable[Mapping[str, int]]) -> Counter[str]:

@@ -124,9 +124,7 @@ class AgentService:
             workers = WorkerServer(settings.socket, desk)
             workers.start()
             stack.push_async_callback(workers.stop)
-            metrics.watch(
-                self._jobs, around.reads, stores.store, stores.disk, workers, around.transports, around.deltas
-            )
+            metrics.watch(self._jobs, around.reads, stores, workers, around.transports, around.deltas)
             beat.start()
             await answer_traces(bus, self.agent)
             await answer_activity(bus, self.agent, "agent", self.activity)

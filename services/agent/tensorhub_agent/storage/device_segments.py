@@ -11,16 +11,15 @@ Invariants:
 - A failed `create` leaves nothing on the account.
 """
 
-import contextlib
 import os
 import secrets
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from tensorhub_agent.devices.engine import engine_of
 from tensorhub_agent.devices.region import DeviceRegion
+from tensorhub_agent.storage.byte_account import ByteAccount
 from tensorhub_agent.storage.segments import RANDOM_BYTES, Segment
 from tensorhub_common.devices.device import Device, DeviceMemory, DeviceMemoryExhausted
 from tensorhub_common.devices.registry import device_named
@@ -89,15 +88,9 @@ class DeviceSegmentStore:
     def __init__(self, device: Device, prefix: str, bytes_max: int) -> None:
         """Keep segments named `prefix…`, at most `bytes_max` bytes of them together; 0 means `SHARE_OF_DEVICE`."""
         self._device, self._prefix = device, prefix
-        self.bytes_max = bytes_max or int(device.total_bytes() * SHARE_OF_DEVICE)
+        self.account = ByteAccount(bytes_max or int(device.total_bytes() * SHARE_OF_DEVICE), self._refuse)
         self._segments: dict[str, DeviceSegment] = {}
-        self._total_bytes = 0
         self._lock = threading.Lock()
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of all segments that were created and not removed."""
-        return self._total_bytes
 
     def head_of(self, layout: Layout) -> bytes:  # noqa: ARG002 (what a file on a disk begins with)
         """Return what a segment begins with: nothing, for no other process looks for one."""
@@ -106,7 +99,7 @@ class DeviceSegmentStore:
     def create(self, nbytes: int, head: bytes = b"") -> DeviceSegment:  # noqa: ARG002 (as above)
         """Make a segment of zero bytes. Raises `MemoryExhausted`."""
         whole = self._whole(nbytes)
-        with self._charged(whole):
+        with self.account.charged(whole):
             memory = self._device.allocate(whole)
             try:
                 self._clear(memory)
@@ -126,22 +119,21 @@ class DeviceSegmentStore:
         with self._lock:
             if self._segments.pop(segment.name, None) is None:
                 return
-            self._total_bytes -= segment.nbytes
+            self.account.take_off(segment.nbytes)
         segment.close()
 
-    def check_room(self, nbytes: int) -> None:
-        """Raise `MemoryExhausted` when `nbytes` more are over this agent's limit for the GPU now."""
-        if self._total_bytes + nbytes > self.bytes_max:
-            raise DeviceMemoryExhausted(
-                f"a segment of {nbytes} bytes does not fit: this agent's segments take {self._total_bytes} of at most "
-                f"{self.bytes_max} bytes of {self._device.uuid}; raise TENSORHUB_DEVICE_BYTES_MAX, release a shard, or "
-                "register it with memory='host'"
-            )
+    def _refuse(self, nbytes: int, total_bytes: int, bytes_max: int) -> DeviceMemoryExhausted:
+        return DeviceMemoryExhausted(
+            f"a segment of {nbytes} bytes does not fit: this agent's segments take {total_bytes} of at most "
+            f"{bytes_max} bytes of {self._device.uuid}; raise TENSORHUB_DEVICE_BYTES_MAX, release a shard, or "
+            "register it with memory='host'"
+        )
 
     def close(self) -> None:
         """Let go of everything."""
         with self._lock:
-            left, self._segments, self._total_bytes = self._segments, {}, 0
+            left, self._segments = self._segments, {}
+            self.account.clear()
         for segment in left.values():
             segment.close()
 
@@ -155,18 +147,6 @@ class DeviceSegmentStore:
         stream.fill(memory.address, memory.nbytes)
         stream.record().wait()
         stream.close()
-
-    @contextlib.contextmanager
-    def _charged(self, nbytes: int) -> Iterator[None]:
-        with self._lock:
-            self.check_room(nbytes)
-            self._total_bytes += nbytes
-        try:
-            yield
-        except BaseException:
-            with self._lock:
-                self._total_bytes -= nbytes
-            raise
 
 
 class DeviceStores:
@@ -189,6 +169,10 @@ class DeviceStores:
                 engine_of(device)
                 self._stores[uuid] = DeviceSegmentStore(device, self._prefix, self._bytes_max)
             return self._stores[uuid]
+
+    def accounts(self) -> dict[str, ByteAccount]:
+        """Return what the segments on each GPU take, by its UUID."""
+        return {uuid: store.account for uuid, store in list(self._stores.items())}
 
     def close(self) -> None:
         """Let go of everything."""

@@ -82,13 +82,11 @@ class DiskSegmentStore(SegmentStore):
         if os.pread(segment.fd, segment.origin, 0) != self.head_of(layout):
             raise ForeignSegment(f"{segment.path} does not begin as a file of its tensors does")
 
-    def check_room(self, nbytes: int) -> None:
-        """Raise `MemoryExhausted` when `nbytes` more are over the limit."""
-        if self._total_bytes + nbytes > self.bytes_max:
-            raise MemoryExhausted(
-                f"a copy of {nbytes} bytes does not fit: this agent's copies on disk take {self._total_bytes} of at "
-                f"most {self.bytes_max} bytes; raise TENSORHUB_CACHE_DISK_BYTES or retain fewer versions"
-            )
+    def _refuse(self, nbytes: int, total_bytes: int, bytes_max: int) -> MemoryExhausted:
+        return MemoryExhausted(
+            f"a copy of {nbytes} bytes does not fit: this agent's copies on disk take {total_bytes} of at most "
+            f"{bytes_max} bytes; raise TENSORHUB_CACHE_DISK_BYTES or retain fewer versions"
+        )
 
     def make_durable(self, segment: Segment) -> None:
         """Bring a whole file and its manifest to the disk, and give it its name. Raises `OSError`; may take long."""

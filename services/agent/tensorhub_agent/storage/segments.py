@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from tensorhub_agent.devices.pinnable_mapping import PinnableMapping
+from tensorhub_agent.storage.byte_account import ByteAccount
 from tensorhub_common.config.segment_names import segment_beginning
 from tensorhub_common.config.settings import InvalidSetting
 from tensorhub_common.errors import MemoryExhausted, TensorHubError
@@ -156,12 +157,11 @@ class SegmentStore:
         """Keep segments named `prefix…` in `shm_dir`, at most `bytes_max` bytes of them together."""
         self.shm_dir = shm_dir
         self.prefix = prefix
-        self.bytes_max = bytes_max
+        self.account = ByteAccount(bytes_max, self._refuse)
         self._ours = re.compile(re.escape(prefix) + rf"[0-9a-f]{{{2 * RANDOM_BYTES}}}" + re.escape(self.suffix))
         self._segments: dict[str, Segment] = {}
         self._aside: dict[str, int] = {}
         """The bytes of files that are left where they are, by the segment's name."""
-        self._total_bytes = 0
         self._lock = threading.Lock()
 
     @classmethod
@@ -181,11 +181,6 @@ class SegmentStore:
             bytes_max = int(about.f_blocks * about.f_frsize * SHARE_OF_FILE_SYSTEM)
         return cls(shm_dir, f"{segment_beginning(hub_dir)}{agent}-", bytes_max)
 
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of all segments that were created, opened or set aside and not removed."""
-        return self._total_bytes
-
     def head_of(self, layout: Layout) -> bytes:  # noqa: ARG002 (what a file on a disk begins with)
         """Return what the file of a segment with this layout begins with, in whole pages."""
         return b""
@@ -196,7 +191,7 @@ class SegmentStore:
     def create(self, nbytes: int, head: bytes = b"") -> Segment:
         """Make a segment of at least `nbytes` zero bytes, populated, behind a head. Raises `MemoryExhausted`."""
         whole = whole_pages(nbytes)
-        with self._charged(len(head) + whole):
+        with self.account.charged(len(head) + whole):
             name = f"{self.prefix}{secrets.token_hex(RANDOM_BYTES)}{self.suffix}"
             path = self.shm_dir / f"{name}{self.unsettled}"
             with self._full_is_exhausted(len(head) + whole), _removed_on_error(path):
@@ -247,7 +242,7 @@ class SegmentStore:
         segment = Segment(name, self.shm_dir / name, about.st_size - origin, fd, view, origin)
         with self._lock:
             self._segments[name] = segment
-            self._total_bytes += segment.file_bytes
+            self.account.add(segment.file_bytes)
         return segment
 
     def remove(self, segment: Segment) -> None:
@@ -255,7 +250,7 @@ class SegmentStore:
         with self._lock:
             if self._segments.pop(segment.name, None) is None:
                 return
-            self._total_bytes -= segment.file_bytes
+            self.account.take_off(segment.file_bytes)
             for ending in {"", self.unsettled}:
                 segment.path.with_name(segment.name + ending).unlink(missing_ok=True)
             os.close(segment.fd)
@@ -264,7 +259,7 @@ class SegmentStore:
         """Close a segment's descriptor and leave its file where it is."""
         with self._lock:
             if self._segments.pop(segment.name, None) is not None:
-                self._total_bytes -= segment.file_bytes
+                self.account.take_off(segment.file_bytes)
                 os.close(segment.fd)
 
     def set_aside(self, name: str) -> None:
@@ -276,20 +271,20 @@ class SegmentStore:
         with self._lock:
             if name not in self._aside:
                 self._aside[name] = nbytes
-                self._total_bytes += nbytes
+                self.account.add(nbytes)
 
     def remove_aside(self, name: str) -> None:
         """Remove the file of a segment that was set aside."""
         with self._lock:
-            self._total_bytes -= self._aside.pop(name, 0)
+            self.account.take_off(self._aside.pop(name, 0))
         for ending in {"", self.unsettled}:
             (self.shm_dir / f"{name}{ending}").unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close all descriptors and leave the segments where they are, for the next run to adopt."""
         with self._lock:
-            left, self._segments, self._total_bytes = self._segments, {}, 0
-            self._aside = {}
+            left, self._segments, self._aside = self._segments, {}, {}
+            self.account.clear()
         for segment in left.values():
             os.close(segment.fd)
 
@@ -318,25 +313,12 @@ class SegmentStore:
         """Remove one of `stray()`."""
         (self.shm_dir / name).unlink(missing_ok=True)
 
-    def check_room(self, nbytes: int) -> None:
-        """Raise `MemoryExhausted` when `nbytes` more are over this agent's limit now."""
-        if self._total_bytes + nbytes > self.bytes_max:
-            raise MemoryExhausted(
-                f"a segment of {nbytes} bytes does not fit: this agent's segments take {self._total_bytes} of at "
-                f"most {self.bytes_max} bytes; raise TENSORHUB_MEMORY_BYTES_MAX or release a shard"
-            )
-
-    @contextlib.contextmanager
-    def _charged(self, nbytes: int) -> Iterator[None]:
-        with self._lock:
-            self.check_room(nbytes)
-            self._total_bytes += nbytes
-        try:
-            yield
-        except BaseException:
-            with self._lock:
-                self._total_bytes -= nbytes
-            raise
+    def _refuse(self, nbytes: int, total_bytes: int, bytes_max: int) -> MemoryExhausted:
+        """Return the error for what is over the limit."""
+        return MemoryExhausted(
+            f"a segment of {nbytes} bytes does not fit: this agent's segments take {total_bytes} of at most "
+            f"{bytes_max} bytes; raise TENSORHUB_MEMORY_BYTES_MAX or release a shard"
+        )
 
     def _origin_of(self, fd: int, nbytes: int) -> int:  # noqa: ARG002 (a file on a disk has a head)
         """Return where in a file that an earlier run left the bytes begin."""

@@ -226,7 +226,7 @@ class JobShardStore:
             store = self._disk
         nbytes = 0 if mapped else segment_bytes(layout)
         # Before its pieces are counted: a wrong size could have so many pieces that the agent did nothing else.
-        store.check_room(2 * nbytes if staged else nbytes)
+        store.account.check_room(2 * nbytes if staged else nbytes)
         table = await asyncio.to_thread(pieces, layout)
         packed = await asyncio.to_thread(pack_layout, layout)
         head = await asyncio.to_thread(store.head_of, layout)

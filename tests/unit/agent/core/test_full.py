@@ -181,7 +181,7 @@ async def test_too_many_manifests_are_set_aside_and_taken_back_by_a_run_that_has
     assert len(caplog.messages) == 2
     assert "two are enough" in caplog.text
     assert names(tmp_path) == before
-    assert again.total_bytes == sum(each.nbytes for each in [*empty, ready])
+    assert again.account.total_bytes == sum(each.nbytes for each in [*empty, ready])
     again.close()
     adopted, aside = await adopt(next_run(store), pool)
     assert (len(adopted), aside) == (4, [])
@@ -225,7 +225,7 @@ async def test_a_shard_that_was_set_aside_is_not_made_anew_beside_it(store: Segm
     assert manifest_path(store, aside.manifest.segment).exists()
     shards.free(key)
     assert not manifest_path(store, aside.manifest.segment).exists()
-    assert stores.store.total_bytes == adopted[job][0].segment.nbytes
+    assert stores.store.account.total_bytes == adopted[job][0].segment.nbytes
 
 
 async def test_a_job_of_which_all_was_set_aside_is_joined_while_there_is_room(
@@ -296,7 +296,7 @@ async def test_a_worker_that_dies_while_its_memory_is_made_leaves_none(
         await making
     goes_on.set()
     async with asyncio.timeout(10):
-        while store.total_bytes or names(store.shm_dir):  # noqa: ASYNC110 (a thread's work)
+        while store.account.total_bytes or names(store.shm_dir):  # noqa: ASYNC110 (a thread's work)
             await asyncio.sleep(0.005)
         await shards.files.idle()
     assert shards.shards == {}
@@ -360,4 +360,4 @@ async def test_a_disk_that_takes_its_time_holds_up_nothing(tmp_path: Path, monke
     assert found.version == 3
     shards.free(key)
     await shards.files.idle()
-    assert (names(disk.shm_dir), disk.total_bytes) == ([], 0)
+    assert (names(disk.shm_dir), disk.account.total_bytes) == ([], 0)

@@ -136,10 +136,10 @@ class Agent:
 async def agent(tmp_path: Path) -> AsyncIterator[Agent]:
     store, pool = SegmentStore(tmp_path, segment_prefix("hub1", "a"), 1 << 30), CopyPool(2)
     place = await JobShardStore("run-7", store).make(KEY, 1, LAYOUT, "0" * 64, spot=False, incarnation=1)
-    before, agent = store.total_bytes, Agent(pool, place, store)
+    before, agent = store.account.total_bytes, Agent(pool, place, store)
     yield agent
     await agent.deltas.stop()
-    assert store.total_bytes == before, "a shadow was left behind"
+    assert store.account.total_bytes == before, "a shadow was left behind"
     agent.book.check()
     pool.close()
     store.close()
@@ -206,13 +206,13 @@ async def test_publications_that_follow_fast_are_worked_on_one_after_another(age
 async def test_without_room_for_a_shadow_nothing_is_made_and_once_there_is_room_deltas_are(
     agent: Agent, caplog: pytest.LogCaptureFixture
 ) -> None:
-    room, agent.store.bytes_max = agent.store.bytes_max, agent.store.total_bytes
+    room, agent.store.account.bytes_max = agent.store.account.bytes_max, agent.store.account.total_bytes
     for _ in range(3):
         await agent.next()
     assert agent.made == 0
     assert len([line for line in caplog.messages if "no deltas are made" in line]) == 1
     agent.deltas.freed(KEY)
-    agent.store.bytes_max = room
+    agent.store.account.bytes_max = room
     roots = [await agent.next() for _ in range(2)]
     assert agent.brought(roots[0], roots[1])[0] <= 600 * 0.05
 
@@ -241,7 +241,7 @@ async def test_a_delta_that_has_no_room_is_not_made_to_its_end_and_the_next_is_r
 async def test_a_reader_is_offered_what_leads_from_what_it_holds_and_of_a_shard_that_is_gone_nothing(
     agent: Agent,
 ) -> None:
-    before = agent.store.total_bytes
+    before = agent.store.account.total_bytes
     first, second = await agent.publish_and_settle(), await agent.next()
     assert agent.offer(first, second) is not None
     assert agent.offer(second, first) is None
@@ -254,7 +254,7 @@ async def test_a_reader_is_offered_what_leads_from_what_it_holds_and_of_a_shard_
     assert agent.offer(first, second) is None
     await agent.deltas.stop()
     assert (agent.offer(first, second), agent.offer(second, third)) == (None, None)
-    assert (agent.book.nbytes, agent.store.total_bytes) == (0, before)
+    assert (agent.book.nbytes, agent.store.account.total_bytes) == (0, before)
 
 
 async def test_a_delta_is_coming_as_soon_as_the_publication_is_digested(agent: Agent) -> None:
@@ -284,16 +284,16 @@ async def test_a_publication_that_fails_is_compared_with_nothing(agent: Agent) -
 async def test_what_was_read_and_not_published_here_is_no_reason_for_a_shadow_nor_is_it_where_none_are_made(
     agent: Agent,
 ) -> None:
-    before = agent.store.total_bytes
+    before = agent.store.account.total_bytes
     agent.save("filling")
     agent.deltas.digested(KEY, bytes(16))
     agent.save("ready", await agent.digest())
     await agent.deltas._maker.settled()
-    assert agent.store.total_bytes == before
+    assert agent.store.account.total_bytes == before
     agent.deltas = agent.job("run-7", is_making=False)
     await agent.publish_and_settle()
     await agent.next()
-    assert (agent.store.total_bytes, agent.book.nbytes) == (before, 0)
+    assert (agent.store.account.total_bytes, agent.book.nbytes) == (before, 0)
 
 
 async def test_what_was_applied_is_offered_once_the_read_has_ended(agent: Agent) -> None:

@@ -26,7 +26,7 @@ def store(device: FakeDevice) -> DeviceSegmentStore:
 
 def test_a_segment_is_whole_granules_of_zeros(store: DeviceSegmentStore) -> None:
     segment = store.create(GRANULE + 1)
-    assert segment.nbytes == len(segment.view) == store.total_bytes == 2 * GRANULE
+    assert segment.nbytes == len(segment.view) == store.account.total_bytes == 2 * GRANULE
     assert ctypes.string_at(segment.view.address, segment.nbytes) == bytes(2 * GRANULE)
     assert segment.name.startswith("tensorhub-h-a-")
     assert store.create(0).nbytes == GRANULE
@@ -36,11 +36,11 @@ def test_the_limit_is_checked_before_the_device_is_asked(store: DeviceSegmentSto
     kept = store.create(3 * GRANULE)
     with pytest.raises(MemoryExhausted, match=r"take 6291456 of at most 8388608 bytes of GPU-fake-0; raise"):
         store.create(2 * GRANULE)
-    assert store.total_bytes == 3 * GRANULE
+    assert store.account.total_bytes == 3 * GRANULE
     job = kept.view[:10]
     store.remove(kept)
     store.remove(kept)
-    assert store.total_bytes == 0
+    assert store.account.total_bytes == 0
     # What a job works on stays mapped until the job has ended.
     del kept
     assert ctypes.string_at(job.address, len(job)) == bytes(10)
@@ -54,12 +54,12 @@ def test_what_the_device_refuses_leaves_nothing_on_the_account(device: FakeDevic
     store = DeviceSegmentStore(device, "tensorhub-h-a-", 100 * GRANULE)
     with pytest.raises(MemoryExhausted, match="free"):
         store.create(11 * GRANULE)
-    assert store.total_bytes == 0
+    assert store.account.total_bytes == 0
     assert device.free_bytes() == 10 * GRANULE
 
 
 def test_a_limit_of_zero_is_a_share_of_the_device(device: FakeDevice) -> None:
-    assert DeviceSegmentStore(device, "p-", 0).bytes_max == 9 * GRANULE
+    assert DeviceSegmentStore(device, "p-", 0).account.bytes_max == 9 * GRANULE
 
 
 def test_what_was_removed_stays_with_who_has_a_descriptor(store: DeviceSegmentStore) -> None:

@@ -153,7 +153,7 @@ async def test_it_has_its_name_once_it_is_whole_and_on_the_disk(copy: Copy) -> N
         assert files(copy.store) == [name, f"{name}.json"]
     copy.shards.free(KEY)
     await copy.shards.files.idle()
-    assert (files(copy.store), copy.store.total_bytes) == ([], 0)
+    assert (files(copy.store), copy.store.account.total_bytes) == ([], 0)
     copy.store.make_durable(copy.place.host_segment)
     assert files(copy.store) == []
 
@@ -299,7 +299,7 @@ def test_a_full_disk_is_one_clear_error_and_leaves_nothing(tmp_path: Path) -> No
             store.create(2 * MIB, store.head_of(LAYOUT))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert (files(store), store.total_bytes) == ([], 0)
+    assert (files(store), store.account.total_bytes) == ([], 0)
 
 
 def test_without_a_limit_and_a_folder_there_is_no_disk(tmp_path: Path) -> None:
@@ -322,10 +322,10 @@ def test_too_many_tensors_for_the_format_are_refused(tmp_path: Path, monkeypatch
 def test_an_opened_file_counts_with_its_head_and_over_the_limit_it_says_what_to_raise(tmp_path: Path) -> None:
     store = disk(tmp_path)
     segment = store.create(MIB, store.head_of(LAYOUT))
-    assert store.total_bytes == segment.file_bytes == MIB + segment.origin
+    assert store.account.total_bytes == segment.file_bytes == MIB + segment.origin
     store.close()
     again = disk(tmp_path, 3 * MIB)
     opened = again.open(segment.name)
-    assert (opened.origin, opened.nbytes, again.total_bytes) == (segment.origin, MIB, segment.file_bytes)
+    assert (opened.origin, opened.nbytes, again.account.total_bytes) == (segment.origin, MIB, segment.file_bytes)
     with pytest.raises(MemoryExhausted, match="TENSORHUB_CACHE_DISK_BYTES"):
         again.create(2 * MIB, again.head_of(LAYOUT))

@@ -163,7 +163,7 @@ async def test_what_was_ready_and_is_whole_comes_back_ready(store: SegmentStore,
     assert adopted.whole
     assert (adopted.manifest, adopted.layout) == (manifest, LAYOUT)
     assert again.held(manifest.segment)
-    assert again.total_bytes == adopted.segment.nbytes
+    assert again.account.total_bytes == adopted.segment.nbytes
     manifests.remove(again, adopted.manifest, adopted.segment)
     assert names(store.shm_dir) == []
 
@@ -242,5 +242,5 @@ async def test_everything_without_a_good_manifest_is_removed(store: SegmentStore
     again = next_run(store)
     assert [adopted.manifest for adopted in (await adopt(again, pool))[0]] == [kept]
     assert names(store.shm_dir) == ["somebody.else", kept.segment, kept.segment + ".json"]
-    assert again.total_bytes == kept.nbytes
+    assert again.account.total_bytes == kept.nbytes
     assert await adopt(again, pool) == ([], []), "what is in use was adopted again"

@@ -44,17 +44,17 @@ def test_a_new_segment_is_private_zero_and_shared_between_its_mappings(store: Se
         assert other[MIB] == 7
     store.remove(segment)
     store.remove(segment)
-    assert (segment.path.exists(), store.total_bytes) == (False, 0)
+    assert (segment.path.exists(), store.account.total_bytes) == (False, 0)
     segment.view[6] = 6
     assert (segment.view[MIB], segment.view[6]) == (7, 6), "it stays valid where it is mapped"
-    assert store.create(0).nbytes == store.total_bytes == mmap.PAGESIZE
+    assert store.create(0).nbytes == store.account.total_bytes == mmap.PAGESIZE
 
 
 def test_the_limit_is_named_with_its_numbers(store: SegmentStore, tmp_path: Path) -> None:
     store.create(60 * MIB)
     with pytest.raises(MemoryExhausted, match=rf"{60 * MIB} of at most {64 * MIB} bytes.*TENSORHUB_MEMORY_BYTES_MAX"):
         store.create(5 * MIB)
-    assert store.total_bytes == 60 * MIB
+    assert store.account.total_bytes == 60 * MIB
     assert len(list(tmp_path.iterdir())) == 1
     store.create(4 * MIB)
 
@@ -75,7 +75,7 @@ def test_a_full_file_system_is_an_error_that_leaves_nothing_behind(
     before = open_files()
     with pytest.raises(MemoryExhausted, match=r"3145728 bytes does not fit into .*No space left.* bytes free; release"):
         store.create(3 * MIB)
-    assert store.total_bytes == 0
+    assert store.account.total_bytes == 0
     assert list(tmp_path.iterdir()) == []
     assert open_files() == before
 
@@ -119,7 +119,7 @@ def test_the_next_run_opens_what_the_last_one_left(tmp_path: Path) -> None:
     assert second.stray() == [segment.name]
     again = second.open(segment.name)
     assert bytes(again.view[:4]) == b"left"
-    assert (again.nbytes, second.total_bytes, second.stray()) == (MIB, MIB, [])
+    assert (again.nbytes, second.account.total_bytes, second.stray()) == (MIB, MIB, [])
     assert second.open(segment.name) is again
     second.close()
 
@@ -181,7 +181,7 @@ def test_an_agents_prefix_is_its_own(tmp_path: Path) -> None:
     assert one.prefix != other.prefix
     assert one.prefix == SegmentStore.of(tmp_path, tmp_path / "one", "node-0", 0).prefix
     about = os.statvfs(tmp_path)
-    assert 0 < one.bytes_max < about.f_blocks * about.f_frsize
+    assert 0 < one.account.bytes_max < about.f_blocks * about.f_frsize
 
 
 @pytest.mark.parametrize("bytes_max", [0, 1 << 20])
