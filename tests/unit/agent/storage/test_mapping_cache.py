@@ -29,27 +29,27 @@ async def cache() -> AsyncIterator[MappingCache]:
     await asyncio.get_running_loop().shutdown_default_executor()
 
 
-def open_files() -> int:
-    """Return how many descriptors of segments of ours there are; what else a test's process holds may come and go."""
+def open_files(store: SegmentStore) -> int:
+    """Return how many descriptors of this store's files there are; what else a test's process holds may come and go."""
     count = 0
     for descriptor in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
-            count += segment_prefix("hub1", "node-0") in str(descriptor.readlink())
+            count += str(descriptor.readlink()).startswith(str(store.shm_dir))
     return count
 
 
-async def until_open_files(expected: int) -> None:
+async def until_open_files(store: SegmentStore, expected: int) -> None:
     async with asyncio.timeout(GIVE_UP_S):
-        while open_files() != expected:  # noqa: ASYNC110 (there is nothing to be told by)
+        while open_files(store) != expected:  # noqa: ASYNC110 (there is nothing to be told by)
             await asyncio.sleep(0.001)
 
 
 async def test_the_second_user_gets_the_same_mapping(store: SegmentStore, cache: MappingCache) -> None:
     segment = store.create(1)
     first = cache.acquire(segment.name, segment.open_readonly(), segment.nbytes)
-    before = open_files()
+    before = open_files(store)
     assert cache.acquire(segment.name, segment.open_readonly(), segment.nbytes) is first
-    assert open_files() == before
+    assert open_files(store) == before
     segment.view[3] = 9
     assert first.view[3] == 9
     assert first.view.readonly
@@ -65,7 +65,7 @@ async def test_the_second_user_gets_the_same_mapping(store: SegmentStore, cache:
 
 async def test_the_least_recently_used_go_and_never_one_in_use(store: SegmentStore, cache: MappingCache) -> None:
     created = [store.create(1) for _ in range(5)]
-    before = open_files()
+    before = open_files(store)
 
     def acquire(segment: Segment) -> None:
         held[segment.name] = cache.acquire(segment.name, segment.open_readonly(), segment.nbytes)
@@ -89,12 +89,12 @@ async def test_the_least_recently_used_go_and_never_one_in_use(store: SegmentSto
     for number in (0, 3, 4):
         cache.release(held[created[number].name])
     assert len(cache) == 0
-    await until_open_files(before - 5)
+    await until_open_files(store, before - 5)
 
 
 async def test_a_removed_segment_is_not_kept_alive(store: SegmentStore, cache: MappingCache) -> None:
     segment = store.create(1)
-    before = open_files()
+    before = open_files(store)
     mapping = cache.acquire(segment.name, segment.open_readonly(), segment.nbytes)
     cache.release(mapping)
     cache.sweep()
@@ -106,7 +106,7 @@ async def test_a_removed_segment_is_not_kept_alive(store: SegmentStore, cache: M
     assert again.view[0] == 0
     cache.release(again)
     assert len(cache) == 0
-    await until_open_files(before - 1)
+    await until_open_files(store, before - 1)
 
 
 async def test_what_is_no_segment_is_refused_and_its_descriptor_closed(
@@ -115,11 +115,11 @@ async def test_what_is_no_segment_is_refused_and_its_descriptor_closed(
     segment = store.create(1)
     empty = tmp_path / "empty"
     empty.touch()
-    before = open_files()
+    before = open_files(store)
     with pytest.raises(ForeignSegment, match="its agent says 8192"):
         cache.acquire(segment.name, segment.open_readonly(), 2 * segment.nbytes)
     with pytest.raises(ForeignSegment, match="its agent says 0"):
         cache.acquire("empty", os.open(empty, os.O_RDONLY), 0)
     with pytest.raises(ForeignSegment, match="no file"):
         cache.acquire("null", os.open(os.devnull, os.O_RDONLY), 1)
-    assert open_files() == before
+    assert open_files(store) == before
