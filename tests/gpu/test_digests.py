@@ -53,7 +53,7 @@ def test_pieces_of_all_lengths_and_alignments(
     for at, size in zip(begins, LENGTHS, strict=True):
         wanted[at : at + size] = data[at : at + size]
     assert bytes_of(destination) == wanted
-    assert engine.copy_and_digest(to, None, columns(0, LENGTHS)) == expected
+    assert engine.digest(to, columns(0, LENGTHS)) == expected
 
 
 def test_pieces_of_the_host_are_copied_and_hashed(device: CudaDevice, engine: CudaEngine) -> None:
@@ -62,7 +62,7 @@ def test_pieces_of_the_host_are_copied_and_hashed(device: CudaDevice, engine: Cu
     destination = on_device(device, bytes(total))
     expected = b"".join(xxhash.xxh3_128_digest(data[at : at + size]) for at, size in zip(begins, LENGTHS, strict=True))
     to, origin = columns(destination.address, begins), columns(address_of(data), begins)
-    assert engine.copy_and_digest(to, origin, columns(0, LENGTHS)) == expected
+    assert engine.receive(to, origin, columns(0, LENGTHS)) == expected
     assert bytes_of(destination) == data
 
 
@@ -73,7 +73,7 @@ def test_pieces_are_hashed_and_go_to_the_host(device: CudaDevice, engine: CudaEn
     source = on_device(device, data, shift)
     expected = b"".join(xxhash.xxh3_128_digest(data[at : at + size]) for at, size in zip(begins, LENGTHS, strict=True))
     to, origin = columns(address_of(landing), begins), columns(source.address, begins)
-    assert engine.copy_and_digest(to, origin, columns(0, LENGTHS)) == expected
+    assert engine.send(to, origin, columns(0, LENGTHS)) == expected
     assert landing == data
 
 
@@ -84,18 +84,18 @@ def test_more_pieces_than_a_launch_takes(device: CudaDevice, engine: CudaEngine)
     begins = [region.address + (n % 97) for n in range(2500)] + [region.address] * 300
     expected = [xxhash.xxh3_128_digest(data[n % 97 : n % 97 + 3000]) for n in range(2500)]
     expected += [xxhash.xxh3_128_digest(data)] * 300
-    assert engine.copy_and_digest(columns(0, begins), None, columns(0, sizes)) == b"".join(expected)
+    assert engine.digest(columns(0, begins), columns(0, sizes)) == b"".join(expected)
 
 
 def test_a_changed_bit_anywhere_changes_the_digest(device: CudaDevice, engine: CudaEngine) -> None:
     region = on_device(device, random.Random(6).randbytes(2 * MIB))
     stream = device.stream()
-    seen = {engine.copy_and_digest(columns(region.address, [0]), None, columns(0, [2 * MIB]))}
+    seen = {engine.digest(columns(region.address, [0]), columns(0, [2 * MIB]))}
     for at in [0, 1, 63, 64, 1023, 1024, MIB, 2 * MIB - 64, 2 * MIB - 1]:
         before = bytes_of(region[at : at + 1])[0]
         stream.fill(region.address + at, 1, before ^ 1)
         stream.record().wait()
-        seen.add(engine.copy_and_digest(columns(region.address, [0]), None, columns(0, [2 * MIB])))
+        seen.add(engine.digest(columns(region.address, [0]), columns(0, [2 * MIB])))
     assert len(seen) == 10
 
 

@@ -32,7 +32,7 @@ def _pieces(device: CudaDevice, engine: CudaEngine, shift: int) -> list[str]:
     to = np.asarray(begins, np.int64) + destination.address + shift
     origin, sizes = to - destination.address + source.address, np.asarray(LENGTHS, np.int64)
     found = engine.copy_and_digest(to, origin, sizes)
-    again = engine.copy_and_digest(to, None, sizes)
+    again = engine.digest(to, sizes)
     wrong = []
     for number, (begin, size) in enumerate(zip(begins, LENGTHS, strict=True)):
         expected = xxhash.xxh3_128_digest(data[begin : begin + size])

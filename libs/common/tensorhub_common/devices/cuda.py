@@ -359,17 +359,6 @@ class CudaDevice:
         )
         return description
 
-    def is_device_memory(self, address: int) -> bool:
-        """Whether an address is of a device's memory, which kernels can read."""
-        api = self.driver.api
-        which = api.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
-        with self.current():
-            # Of memory that the driver does not know it says that the value is invalid.
-            status, kind = api.cuPointerGetAttribute(which, address)
-        if status != api.CUresult.CUDA_SUCCESS:
-            return False
-        return int(kind) == int(api.CUmemorytype.CU_MEMORYTYPE_DEVICE)
-
     def free_bytes(self) -> int:
         """See `Device.free_bytes`."""
         with self.current():

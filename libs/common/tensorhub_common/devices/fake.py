@@ -101,7 +101,15 @@ class FakeStream:
         self._waits: list[Work] = []
 
     def run(self, what: str, act: Callable[[], None], spans: tuple[Span, ...]) -> None:
-        """Do something in the order of the stream: the form that kernels have here."""
+        """Do something in the order of the stream: the form that kernels have here.
+
+        Raises `DeviceError` for memory of another device, which a kernel does not reach.
+        """
+        for span in spans:
+            self._device.check_reach(span)
+        self._give(what, act, spans)
+
+    def _give(self, what: str, act: Callable[[], None], spans: tuple[Span, ...]) -> None:
         after = tuple(each for each in (self._last, *self._waits) if each is not None)
         self._waits = []
         self._last = self._device.give(Work(f"{what} on stream {self.handle}", spans, act, after))
@@ -109,12 +117,12 @@ class FakeStream:
     def copy(self, to: int, origin: int, nbytes: int) -> None:
         """See `Stream.copy`."""
         spans = (Span(to, to + nbytes, writes=True), Span(origin, origin + nbytes, writes=False))
-        self.run(f"a copy of {nbytes} bytes", lambda: _move(to, origin, nbytes), spans)
+        self._give(f"a copy of {nbytes} bytes", lambda: _move(to, origin, nbytes), spans)
 
     def fill(self, to: int, nbytes: int, value: int = 0) -> None:
         """See `Stream.fill`."""
         spans = (Span(to, to + nbytes, writes=True),)
-        self.run(f"a fill of {nbytes} bytes", lambda: _set(to, value, nbytes), spans)
+        self._give(f"a fill of {nbytes} bytes", lambda: _set(to, value, nbytes), spans)
 
     def record(self) -> FakeEvent:
         """See `Stream.record`."""
@@ -153,6 +161,12 @@ class FakeMemory:
         access = mmap.PROT_READ if readonly else mmap.PROT_READ | mmap.PROT_WRITE
         self._mapping: mmap.mmap | None = mmap.mmap(fd, whole, mmap.MAP_SHARED, access)
         self.address = _address_of(self._mapping)
+        _mapped.add(self)
+
+    @property
+    def device(self) -> "FakeDevice":
+        """Whose memory it is."""
+        return self._device
 
     def export(self) -> int:
         """See `DeviceMemory.export`."""
@@ -166,6 +180,7 @@ class FakeMemory:
         if mapping is not None:
             self._device.host_touches(self.address, self._whole, "closing memory", writes=True)
             self._device.freed(self)
+            _mapped.discard(self)
             os.close(self._fd)
             mapping.close()
 
@@ -173,6 +188,10 @@ class FakeMemory:
         """Unmap it with the last reference."""
         with contextlib.suppress(Exception):
             self.close()
+
+
+_mapped: "Final[weakref.WeakSet[FakeMemory]]" = weakref.WeakSet()
+"""All memory of fake devices that this process has mapped."""
 
 
 def _address_of(mapping: mmap.mmap) -> int:
@@ -281,6 +300,13 @@ class FakeDevice:
         """Count the range no longer."""
         with self._lock:
             self._pinned.remove(pinned)
+
+    def check_reach(self, span: Span) -> None:
+        """Raise `DeviceError` where a kernel would touch another device's memory."""
+        for memory in list(_mapped):
+            device, begin = memory.device, memory.address
+            if device is not self and span.begin < begin + memory.nbytes and begin < span.end:
+                raise DeviceError(f"a kernel on {self.uuid} touches memory of {device.uuid}, which it does not reach")
 
     # ------------------------------------------------------------------------------------------------- the order
 

@@ -14,7 +14,7 @@ import xxhash
 from msgspec.structs import replace
 
 from tensorhub_agent.compute.batch import PoolBatch, address_of, task_bounds
-from tensorhub_agent.compute.device_copy import DEVICE_TASK_BYTES
+from tensorhub_agent.compute.device_copy import DEVICE_TASK_BYTES, device_of
 from tensorhub_agent.devices.boxes import DeviceBox
 from tensorhub_agent.devices.columns import Columns
 from tensorhub_agent.devices.engine import engine_of
@@ -51,11 +51,12 @@ class DeviceBoxBatch(PoolBatch):
     ) -> None:
         """Prepare; `CopyPool` starts it with `sizes`. The boxes were checked against both regions."""
         super().__init__()
-        self._device, self._engine, self._on_host = device, engine_of(device), on_host
+        self._engine, self._on_host = engine_of(device), on_host
         self._regions: tuple[MemoryRegion, MemoryRegion] | None = destination, source
         self.origin_nbytes = sum(form.origin_nbytes for form in regions.form)
         amax = regions.amax or (b"",) * len(regions.form)
-        self._goes_in_steps = not (isinstance(destination, DeviceRegion) and isinstance(source, DeviceRegion))
+        # Kernels of a device reach its own memory alone.
+        self._goes_in_steps = device_of(destination) is not device_of(source)
         self._parts = [
             part
             for to, origin, form, largest in zip(regions.to, regions.origin, regions.form, amax, strict=True)
@@ -106,37 +107,39 @@ class DeviceBoxBatch(PoolBatch):
         form, view, at = part.form, source, part.origin
         if isinstance(source, DeviceRegion):
             packed = _packed_here(form)
-            if not self._engine.takes(DeviceBox(0, source.address + part.origin, packed)):
+            if not engine_of(source.device).takes(DeviceBox(0, source.address + part.origin, packed)):
                 packed = _packed_here(_unconverted(form))
             amax = part.amax if packed.cast else b""
-            view, at = self._fetched(DeviceBox(0, source.address + part.origin, packed, amax)), 0
+            view, at = _fetched(source.device, DeviceBox(0, source.address + part.origin, packed, amax)), 0
             form = _packed_there(_converted(form) if packed.cast else form)
         if not isinstance(destination, DeviceRegion):
             self._on_host(form, part.amax, host(destination), part.to, host(view), at)
             return
         laid_out, before = _packed_there(form), _packed_here(_unconverted(form))
-        if not self._engine.takes(DeviceBox(destination.address + part.to, 0, laid_out)):
+        if not engine_of(destination.device).takes(DeviceBox(destination.address + part.to, 0, laid_out)):
             laid_out, before = _packed_there(_converted(form)), _packed_here(form)
         landing = memoryview(bytearray(before.nbytes))
         self._on_host(before, part.amax if before.cast else b"", landing, 0, host(view), at)
         amax = part.amax if laid_out.cast else b""
-        self._lay_out(DeviceBox(destination.address + part.to, 0, laid_out, amax), landing)
+        _lay_out(destination.device, DeviceBox(destination.address + part.to, 0, laid_out, amax), landing)
 
-    def _fetched(self, box: DeviceBox) -> memoryview:
-        """Return a box of the GPU's memory, packed, in the host's."""
-        nbytes = box.form.nbytes
-        landing = memoryview(bytearray(nbytes))
-        with _scratch(self._device, nbytes) as room:
-            self._engine.copy_boxes([box._replace(to=room.address)])
-            self._engine.copy([address_of(landing)], [room.address], [nbytes])
-        return landing
 
-    def _lay_out(self, box: DeviceBox, packed: memoryview) -> None:
-        """Bring a packed box of the host's memory to where it belongs in the GPU's."""
-        nbytes = box.form.origin_nbytes
-        with _scratch(self._device, nbytes) as room:
-            self._engine.copy([room.address], [address_of(packed)], [nbytes])
-            self._engine.copy_boxes([box._replace(origin=room.address)])
+def _fetched(device: Device, box: DeviceBox) -> memoryview:
+    """Return a box of a GPU's memory, packed, in the host's."""
+    nbytes, engine = box.form.nbytes, engine_of(device)
+    landing = memoryview(bytearray(nbytes))
+    with _scratch(device, nbytes) as room:
+        engine.copy_boxes([box._replace(to=room.address)])
+        engine.copy([address_of(landing)], [room.address], [nbytes])
+    return landing
+
+
+def _lay_out(device: Device, box: DeviceBox, packed: memoryview) -> None:
+    """Bring a packed box of the host's memory to where it belongs in a GPU's."""
+    nbytes, engine = box.form.origin_nbytes, engine_of(device)
+    with _scratch(device, nbytes) as room:
+        engine.copy([room.address], [address_of(packed)], [nbytes])
+        engine.copy_boxes([box._replace(origin=room.address)])
 
 
 def _packed_here(form: StridedForm) -> StridedForm:

@@ -43,7 +43,7 @@ class DeviceCopyBatch(PoolBatch):
         super().__init__()
         self._engine, self._device = engine_of(device), device
         self._regions: tuple[MemoryRegion, MemoryRegion | None] | None = destination, source
-        self._crosses = isinstance(destination, memoryview) or isinstance(source, memoryview)
+        self._crosses = source is not None and device_of(destination) is not device_of(source)
         to, origin, self._nbytes = places
         self._to = to + address_of(destination)
         self._from = None if source is None else origin + address_of(source)
@@ -70,9 +70,18 @@ class DeviceCopyBatch(PoolBatch):
                 pin_for(self._device, region)
         to, nbytes = self._to[first:last], self._nbytes[first:last]
         origin = None if self._from is None else self._from[first:last]
-        if self._digests:
-            begin, end = first * PIECE_DIGEST_BYTES, last * PIECE_DIGEST_BYTES
-            self._digests[begin:end] = self._engine.copy_and_digest(to, origin, nbytes)
-        else:
+        if not self._digests:
             assert origin is not None
             self._engine.copy(*(each.tolist() for each in join_adjacent(to, origin, nbytes)))
+            return
+        self._digests[first * PIECE_DIGEST_BYTES : last * PIECE_DIGEST_BYTES] = self._digested(to, origin, nbytes)
+
+    def _digested(self, to: Columns, origin: Columns | None, nbytes: Columns) -> bytes:
+        assert self._regions is not None
+        destination, source = self._regions
+        if origin is None:
+            return self._engine.digest(to, nbytes)
+        if not isinstance(destination, DeviceRegion):
+            return self._engine.send(to, origin, nbytes)
+        is_one_device = isinstance(source, DeviceRegion) and source.device is destination.device
+        return (self._engine.copy_and_digest if is_one_device else self._engine.receive)(to, origin, nbytes)

@@ -6,7 +6,7 @@ crosses, the GPU digests the one before or after it.
 
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,6 +22,9 @@ from tensorhub_agent.devices.kernels.fp8 import Fp8Computer
 from tensorhub_agent.devices.kernels.library import KernelLibrary
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.devices.cuda import CudaDevice, CudaEvent, CudaMemory
+
+_Digests = Callable[[Columns, Columns | None, Columns], bytes]
+"""Takes where pieces go, where they are from, and their sizes; returns their digests."""
 
 CHUNK_BYTES: Final = 16 * 1024 * 1024
 """What crosses between the host and a GPU at a time. It takes the bus 0.3 ms, and less to give the work."""
@@ -49,19 +52,26 @@ class _Own:
         self.fp8 = Fp8Computer(device, library, self.stream)
         self._stagings: list[_Staging] = []
 
-    def from_host(self, to: Columns, origin: Columns, nbytes: Columns) -> bytes:
-        """Copy pieces of the host into the GPU's memory, and digest them there."""
+    def digest(self, to: Columns, origin: Columns | None, nbytes: Columns) -> bytes:
+        """Digest pieces in the GPU's memory; with `origin` they are copied from there in the same pass."""
+        self.digester.begin(to, origin, nbytes)
+        return self.digester.collect()
+
+    def receive(self, to: Columns, origin: Columns | None, nbytes: Columns) -> bytes:
+        """Copy pieces of other memory into the GPU's, and digest them there."""
+        assert origin is not None
         for some in _chunks(nbytes):
             self._cross(to[some], origin[some], nbytes[some])
             self.stream.wait_for(self._crossing.record())
             self.digester.begin(to[some], None, nbytes[some])
         return self.digester.collect()
 
-    def to_host(self, to: Columns, origin: Columns, nbytes: Columns) -> bytes:
+    def send(self, to: Columns, origin: Columns | None, nbytes: Columns) -> bytes:
         """Copy pieces into memory of this thread's on the GPU, digest them there, and send that to the host.
 
         So a digest is of what was sent, also where the source changes in the middle.
         """
+        assert origin is not None
         chunks = list(_chunks(nbytes))
         # Before any work: memory that is not to be had must not end the call while the bus still writes.
         self._make_room(max(int(nbytes[some].sum()) for some in chunks))
@@ -105,16 +115,21 @@ class CudaEngine:
             stream.copy(there, here, size)
         stream.record().wait()
 
-    def copy_and_digest(self, to: Columns, origin: Columns | None, nbytes: Columns) -> bytes:
+    def digest(self, at: Columns, nbytes: Columns) -> bytes:
+        """See `DeviceEngine.digest`."""
+        return self._by_length(at, None, nbytes, lambda own: own.digest)
+
+    def copy_and_digest(self, to: Columns, origin: Columns, nbytes: Columns) -> bytes:
         """See `DeviceEngine.copy_and_digest`."""
-        long = nbytes >= LONG_BYTES_MIN
-        if long.all():
-            return self._long(to, origin, nbytes)
-        found = np.empty((len(nbytes), PIECE_DIGEST_BYTES), np.uint8)
-        for which, digests_of in ((long, self._long), (~long, self._short)):
-            some = digests_of(to[which], None if origin is None else origin[which], nbytes[which])
-            found[which] = np.frombuffer(some, np.uint8).reshape(-1, PIECE_DIGEST_BYTES)
-        return found.tobytes()
+        return self._by_length(to, origin, nbytes, lambda own: own.digest)
+
+    def receive(self, to: Columns, origin: Columns, nbytes: Columns) -> bytes:
+        """See `DeviceEngine.receive`."""
+        return self._by_length(to, origin, nbytes, lambda own: own.receive)
+
+    def send(self, to: Columns, origin: Columns, nbytes: Columns) -> bytes:
+        """See `DeviceEngine.send`."""
+        return self._by_length(to, origin, nbytes, lambda own: own.send)
 
     def copy_boxes(self, boxes: Sequence[DeviceBox]) -> None:
         """See `DeviceEngine.copy_boxes`."""
@@ -127,17 +142,20 @@ class CudaEngine:
         """See `DeviceEngine.takes`."""
         return is_possible(box)
 
-    def _long(self, to: Columns, origin: Columns | None, nbytes: Columns) -> bytes:
+    def _by_length(
+        self, to: Columns, origin: Columns | None, nbytes: Columns, way: "Callable[[_Own], _Digests]"
+    ) -> bytes:
+        """Have the kernels take what is long enough for them."""
         own = self._own()
-        if not len(nbytes):
-            return b""
-        # Kernels reach the host's memory only where it is registered; the driver's copies reach all.
-        if origin is not None and not self._device.is_device_memory(int(origin[0])):
-            return own.from_host(to, origin, nbytes)
-        if origin is not None and not self._device.is_device_memory(int(to[0])):
-            return own.to_host(to, origin, nbytes)
-        own.digester.begin(to, origin, nbytes)
-        return own.digester.collect()
+        long = nbytes >= LONG_BYTES_MIN
+        if long.all():
+            return way(own)(to, origin, nbytes) if len(nbytes) else b""
+        found = np.empty((len(nbytes), PIECE_DIGEST_BYTES), np.uint8)
+        for which, digests_of in ((long, way(own)), (~long, self._short)):
+            if which.any():
+                some = digests_of(to[which], None if origin is None else origin[which], nbytes[which])
+                found[which] = np.frombuffer(some, np.uint8).reshape(-1, PIECE_DIGEST_BYTES)
+        return found.tobytes()
 
     def _short(self, to: Columns, origin: Columns | None, nbytes: Columns) -> bytes:
         """Take pieces that are too short for the kernels by way of the host, and hash them there."""

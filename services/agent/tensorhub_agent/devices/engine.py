@@ -16,17 +16,24 @@ from tensorhub_common.devices.fake import FakeDevice
 
 
 class DeviceEngine(Protocol):
-    """The work of one device. Addresses are of host and device memory alike."""
+    """The work of one device. Kernels reach its own memory alone; `copy` reaches the host's and all devices'."""
 
     def copy(self, to: Sequence[int], origin: Sequence[int], nbytes: Sequence[int]) -> None:
         """Copy `nbytes[i]` bytes from address `origin[i]` to address `to[i]`; return when all are there."""
 
-    def copy_and_digest(self, to: Columns, origin: Columns | None, nbytes: Columns) -> bytes:
-        """Copy pieces, and return the digest of each, of 16 bytes, one after another.
+    def digest(self, at: Columns, nbytes: Columns) -> bytes:
+        """Return the digest of each piece in the device's memory, of 16 bytes, one after another."""
 
-        At least one end is memory of the device. Bytes are loaded once, to be digested and to be stored. On their way
-        to the host they are stored in memory of the engine's own, which is then sent. Without `origin` the pieces are
-        only hashed where they are, in memory of the device.
+    def copy_and_digest(self, to: Columns, origin: Columns, nbytes: Columns) -> bytes:
+        """Copy pieces within the device's memory, and return their digests: bytes are loaded once for both."""
+
+    def receive(self, to: Columns, origin: Columns, nbytes: Columns) -> bytes:
+        """Copy pieces of the host, or of another device, into the device's memory; return their digests there."""
+
+    def send(self, to: Columns, origin: Columns, nbytes: Columns) -> bytes:
+        """Copy pieces of the device's memory to the host, and return their digests.
+
+        They are taken of memory of the engine's own, which the pieces are copied to and sent from.
         """
 
     def copy_boxes(self, boxes: Sequence[DeviceBox]) -> None:

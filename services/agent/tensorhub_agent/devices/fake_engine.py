@@ -32,13 +32,37 @@ class FakeEngine:
             stream.copy(there, here, size)
         stream.record().wait()
 
-    def copy_and_digest(self, to: Columns, origin: Columns | None, nbytes: Columns) -> bytes:
+    def digest(self, at: Columns, nbytes: Columns) -> bytes:
+        """See `DeviceEngine.digest`."""
+        return self._digested(at, at, nbytes)
+
+    def copy_and_digest(self, to: Columns, origin: Columns, nbytes: Columns) -> bytes:
         """See `DeviceEngine.copy_and_digest`."""
+        return self._digested(to, origin, nbytes)
+
+    def receive(self, to: Columns, origin: Columns, nbytes: Columns) -> bytes:
+        """See `DeviceEngine.receive`."""
+        stream = self._stream()
+        for there, here, size in zip(to.tolist(), origin.tolist(), nbytes.tolist(), strict=True):
+            stream.copy(there, here, size)
+        return self._digested(to, to, nbytes)
+
+    def send(self, to: Columns, origin: Columns, nbytes: Columns) -> bytes:
+        """See `DeviceEngine.send`."""
+        stream, ends = self._stream(), np.cumsum(nbytes)
+        staging = self._device.allocate(int(nbytes.sum()))
+        room = ends - nbytes + staging.address
+        found = self._digested(room, origin, nbytes)
+        for there, here, size in zip(to.tolist(), room.tolist(), nbytes.tolist(), strict=True):
+            stream.copy(there, here, size)
+        stream.record().wait()
+        staging.close()
+        return found
+
+    def _digested(self, to: Columns, origin: Columns, nbytes: Columns) -> bytes:
         stream, found = self._stream(), [b""] * len(nbytes)
-        places, sizes = to.tolist(), nbytes.tolist()
-        origins = places if origin is None else origin.tolist()
-        for number, (there, here, size) in enumerate(zip(places, origins, sizes, strict=True)):
-            spans = (Span(there, there + size, writes=origin is not None), Span(here, here + size, writes=False))
+        for number, (there, here, size) in enumerate(zip(to.tolist(), origin.tolist(), nbytes.tolist(), strict=True)):
+            spans = (Span(there, there + size, writes=there != here), Span(here, here + size, writes=False))
             stream.run("a digest", functools.partial(_digest, found, number, there, here, size), spans)
         stream.record().wait()
         return b"".join(found)

@@ -16,7 +16,8 @@ from tensorhub_agent.devices.region import DeviceRegion
 from tensorhub_common.devices.fake import FakeDevice
 from tensorhub_common.programs.regions import StridedCopies, StridedForm
 
-ENDS = [(True, True), (True, False), (False, True)]
+Ends = tuple[int | None, int | None]
+ENDS: list[Ends] = [(0, 0), (0, None), (None, 0), (0, 1)]
 
 
 def on_device(device: FakeDevice, data: bytes) -> DeviceRegion:
@@ -25,15 +26,15 @@ def on_device(device: FakeDevice, data: bytes) -> DeviceRegion:
     return DeviceRegion.of(device, memory)
 
 
-def brought(nbytes: int, data: bytes, boxes: StridedCopies, to_device: bool, from_device: bool) -> bytes:  # noqa: FBT001
-    """Copy boxes between memories of these kinds; return what is in the destination then."""
-    device = FakeDevice(schedule=random.Random(nbytes))
+def brought(nbytes: int, data: bytes, boxes: StridedCopies, to_device: int | None, from_device: int | None) -> bytes:
+    """Copy boxes between memories of these devices, None being the host; return what is in the destination then."""
+    devices = [FakeDevice(ordinal, schedule=random.Random(nbytes)) for ordinal in range(2)]
 
     async def run() -> bytes:
         pool = CopyPool(2)
         before = b"\xaa" * nbytes
-        source = on_device(device, data) if from_device else memoryview(data)
-        destination = on_device(device, before) if to_device else memoryview(bytearray(before))
+        source = memoryview(data) if from_device is None else on_device(devices[from_device], data)
+        destination = memoryview(bytearray(before)) if to_device is None else on_device(devices[to_device], before)
         await copy_boxes(pool, destination, source, boxes).done()
         pool.close()
         if isinstance(destination, DeviceRegion):
@@ -45,7 +46,7 @@ def brought(nbytes: int, data: bytes, boxes: StridedCopies, to_device: bool, fro
 
 @given(regions(), st.sampled_from(ENDS))
 @settings(deadline=None)
-def test_random_boxes_are_numpys(drawn: tuple[StridedCopies, int, int], ends: tuple[bool, bool]) -> None:
+def test_random_boxes_are_numpys(drawn: tuple[StridedCopies, int, int], ends: Ends) -> None:
     boxes, nbytes, origin_nbytes = drawn
     source = bytes(source_of(origin_nbytes))
     assert brought(nbytes, source, boxes, *ends) == answer(b"\xaa" * nbytes, memoryview(source), boxes)
@@ -54,7 +55,7 @@ def test_random_boxes_are_numpys(drawn: tuple[StridedCopies, int, int], ends: tu
 @pytest.mark.parametrize("ends", ENDS)
 @given(form=forms(30_000))
 @settings(deadline=None, max_examples=30)
-def test_a_box_is_the_same_however_it_is_cut(ends: tuple[bool, bool], form: StridedForm) -> None:
+def test_a_box_is_the_same_however_it_is_cut(ends: Ends, form: StridedForm) -> None:
     whole, device_boxes.STEP_BYTES_MAX = device_boxes.STEP_BYTES_MAX, 700  # type: ignore[misc]
     try:
         source, boxes = bytes(source_of(form.origin_span_bytes)), StridedCopies([0], [0], [form])

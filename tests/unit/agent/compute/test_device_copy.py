@@ -59,6 +59,15 @@ async def test_spans_arrive_with_the_digests_of_the_host(
     pool.close()
 
 
+async def test_spans_come_from_another_device(device: FakeDevice) -> None:
+    """A kernel of the one that they come to does not reach them there."""
+    data, other = random.Random(8).randbytes(SIZE), FakeDevice(1)
+    pool, destination = CopyPool(2), on_device(device, b"\xee" * SIZE)
+    assert await pool.copy_and_digest(destination, on_device(other, data), SPANS).result() == digests_of(data)
+    assert bytes_of(destination) == expected(data, b"\xee" * SIZE)
+    pool.close()
+
+
 async def test_memory_is_hashed_where_it_is(device: FakeDevice) -> None:
     data = random.Random(2).randbytes(SIZE)
     pool = CopyPool(2)

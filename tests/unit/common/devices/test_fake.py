@@ -202,3 +202,15 @@ def test_devices_are_found_by_their_names() -> None:
         device_named("GPU-fake-99")
     with pytest.raises(DeviceUnavailable, match="GPU-fake-0"):
         device_named("GPU-fake-x")
+
+
+def test_a_kernel_does_not_reach_another_devices_memory_and_a_copy_does() -> None:
+    here, there = FakeDevice(0, schedule="eager"), FakeDevice(1, schedule="eager")
+    (mine,), (other,) = memories(here, 1), memories(there, 1)
+    stream = here.stream()
+    stream.copy(mine.address, other.address, SIZE)
+    with pytest.raises(DeviceError, match="touches memory of GPU-fake-1, which it does not reach"):
+        stream.run("a kernel", lambda: None, (Span(other.address + 5, other.address + 6, writes=False),))
+    address = other.address
+    other.close()
+    stream.run("a kernel", lambda: None, (Span(address, address + 1, writes=False),))
