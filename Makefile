@@ -11,6 +11,8 @@ RESPONSES ?= 300
 SECONDS ?= 300
 HOSTS ?= 1
 SEEDS_CUT ?= 3
+SEEDS_RL ?= 3
+DEVICE ?= cpu
 REPORT ?= gpu-report.md
 # The commit of the release before this one.
 RELEASE ?= 7ff7cd1
@@ -38,7 +40,7 @@ SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test long slow wheel pythons check format sim bugs compose systemd bench bench-peers soak chaos late-bytes torn-reads rollout-exact matrix partition crowds mixed cluster gpu mutants docs site serve
+.PHONY: help venv demo demo-rl test long slow wheel pythons check format sim bugs compose systemd bench bench-peers soak chaos late-bytes torn-reads rollout-exact matrix partition crowds mixed cluster gpu mutants docs site serve
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +61,9 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY) ## a whole hub on this machine: train, publish, replicate, and check every byte
 	@$(BIN)/tensorhub demo
+
+demo-rl: $(READY) ## a small model learns undisturbed and with kills, SEEDS_RL=3: ten minutes; DEVICE=cuda on a GPU
+	@$(BIN)/python -m benchmarks.demo_rl --seeds $(SEEDS_RL) --device $(DEVICE)
 
 test: $(READY) ## the tests, in five minutes on two cores (WORKERS=3); `make long`, `make slow` and a GPU run the others
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not long and not slow and not gpu"
