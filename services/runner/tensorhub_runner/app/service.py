@@ -9,16 +9,14 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 from opentelemetry.metrics import Meter
 
 import tensorhub
-from tensorhub.arguments import Install
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.message import Message
-from tensorhub_common.config.parsers import RunnerInstall
 from tensorhub_common.config.settings import Settings
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.introspection.ping import answer_pings
@@ -42,7 +40,7 @@ from tensorhub_common.protocol.rollout.messages import (
 from tensorhub_common.runtime.supervision import Supervisor
 from tensorhub_common.service.systemd import serving
 from tensorhub_runner.app.engine_thread import EngineThread
-from tensorhub_runner.app.engines import load_engine
+from tensorhub_runner.app.engines import install_of, load_engine
 from tensorhub_runner.app.weight_follower import WeightFollower
 from tensorhub_runner.core.runner import Runner, RunnerLimits
 from tensorhub_runner.core.runner_events import (
@@ -75,9 +73,6 @@ NOTICE: Final = signal.SIGUSR1
 """The machine goes away soon: the runner takes no new request, and the leader moves what it has."""
 
 _SILENCE: Final = b""
-if TYPE_CHECKING:
-    import torch
-
 _log: Final = logger(__name__)
 
 ReadAnswer = Callable[[bytes], RunnerInput]
@@ -266,9 +261,3 @@ def _report_answered(data: bytes) -> RunnerInput:
 
 def _heartbeat_answered(data: bytes) -> RunnerInput:
     return HeartbeatAnswered(_heartbeat_results.decode(data))
-
-
-def install_of(module: "torch.nn.Module", wanted: RunnerInstall) -> Install:
-    """Return how an engine gets weights. Those on a GPU stay at their addresses: the hub's copy is what is staged."""
-    is_on_gpu = any(each.is_cuda for each in module.parameters())
-    return "in-place" if is_on_gpu and wanted == "staged" else wanted

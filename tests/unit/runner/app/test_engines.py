@@ -7,8 +7,7 @@ import torch
 from tests.kit.tiny_engines import CONFIGS, tiny
 
 from tensorhub_common.config.settings import InvalidSetting, load
-from tensorhub_runner.app.engines import load_engine
-from tensorhub_runner.app.service import install_of
+from tensorhub_runner.app.engines import install_of, load_engine
 
 
 @pytest.fixture
