@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from tensorhub_common.devices.device import (
     DeviceError,
+    DeviceLost,
     DeviceMemoryExhausted,
     DeviceUnavailable,
     Event,
@@ -27,6 +28,26 @@ CAPABILITY_MIN: Final = (8, 0)
 
 PCI_CHARS_MAX: Final = 32
 """The driver writes an address of the PCI bus into so many characters at most."""
+
+LOST: Final = frozenset(
+    f"CUDA_ERROR_{each}"
+    for each in (
+        "ASSERT",
+        "CONTEXT_IS_DESTROYED",
+        "ECC_UNCORRECTABLE",
+        "HARDWARE_STACK_ERROR",
+        "ILLEGAL_ADDRESS",
+        "ILLEGAL_INSTRUCTION",
+        "INVALID_ADDRESS_SPACE",
+        "INVALID_PC",
+        "LAUNCH_FAILED",
+        "LAUNCH_TIMEOUT",
+        "MISALIGNED_ADDRESS",
+        "MPS_CLIENT_TERMINATED",
+        "NVLINK_UNCORRECTABLE",
+    )
+)
+"""After one of these each further call of the process answers the same."""
 
 PIN_BYTES_MAX: Final = 32 * 1024 * 1024 * 1024
 """Memory is registered in chunks of at most this: one call for 512 GiB and more fails."""
@@ -61,8 +82,12 @@ class _Driver:
         """Call the driver; return what it returns behind its status. Raises `DeviceError`."""
         status, *values = getattr(self.api, name)(*arguments)
         if status != self._success:
-            raise _failure(name, status, self.words(status), self.out_of_memory)
+            raise self.failure(name, status)
         return values[0] if len(values) == 1 else values or None
+
+    def failure(self, name: str, status: object) -> Exception:
+        """Return the error for what a call has answered."""
+        return _failure(name, status, self.words(status), self.out_of_memory)
 
     def words(self, status: object) -> str:
         """Return the driver's words for a status."""
@@ -73,7 +98,10 @@ class _Driver:
 def _failure(name: str, status: Any, words: str, out_of_memory: object) -> Exception:  # noqa: ANN401 (an enum)
     if status == out_of_memory and name == "cuMemCreate":
         return DeviceMemoryExhausted(f"{name}: {words}")
-    return DeviceError(f"{name} failed: {words} ({getattr(status, 'name', status)})")
+    status_name = getattr(status, "name", str(status))
+    if status_name in LOST:
+        return DeviceLost(f"{name} failed: {words} ({status_name}); this process can't use the GPU any more")
+    return DeviceError(f"{name} failed: {words} ({status_name})")
 
 
 _lock: Final = threading.Lock()
@@ -147,7 +175,7 @@ class CudaEvent:
         if status == driver.not_ready:
             return False
         if status != driver.api.CUresult.CUDA_SUCCESS:
-            raise DeviceError(f"work on {self._device.uuid} has failed: {driver.words(status)}")
+            raise driver.failure("cuEventQuery", status)
         return True
 
     def wait(self) -> None:

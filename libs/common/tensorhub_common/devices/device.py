@@ -17,6 +17,10 @@ class DeviceError(TensorHubError):
     """The driver has refused or failed; the message names the call and says what to do where that is known."""
 
 
+class DeviceLost(DeviceError):
+    """A kernel or the device's memory has failed: no work of this process can be done there any more."""
+
+
 class DeviceUnavailable(DeviceError):
     """There is no such device here, no driver, or not the package that speaks to it."""
 

@@ -97,6 +97,11 @@ class PoolBatch(ABC):
             self._end()
         return claimed
 
+    @property
+    def failure(self) -> Exception | None:
+        """Why it has not done all."""
+        return self._failure
+
     def add_done_callback(self, callback: Callable[[Self], None]) -> None:
         """Call back in the loop's thread once the job has ended."""
         self._over.add_done_callback(lambda _: callback(self))

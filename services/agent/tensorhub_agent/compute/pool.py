@@ -42,6 +42,7 @@ from tensorhub_agent.devices.columns import Columns, cut_to_chunks, join_adjacen
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
 from tensorhub_agent.primitives.memory_region import MemoryRegion
 from tensorhub_agent.runtime.shield import wait_shielded
+from tensorhub_common.devices.device import DeviceLost
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.runtime.supervision import Supervisor
 
@@ -187,7 +188,8 @@ class CopyBatch(HostBatch):
 class CopyPool:
     """Threads that copy and hash. One for an agent; its methods belong to the thread of an event loop.
 
-    The threads start with the first work. A job's error is its own; one that escapes from a thread ends the process.
+    The threads start with the first work. A job's error is its own; one that escapes from a thread ends the process,
+    and so does a GPU that is lost.
     """
 
     def __init__(self, threads: int = 0) -> None:
@@ -247,6 +249,12 @@ class CopyPool:
             finally:
                 self._chore = None
 
+    def _ended(self, job: PoolBatch) -> None:
+        self._jobs.discard(job)
+        if isinstance(job.failure, DeviceLost):
+            # No work on that GPU can be done in this process. It ends, and whoever supervises it starts the next one.
+            self._work.fault("work on a GPU", job.failure)
+
     def close(self) -> None:
         """Stop the jobs under way and let the threads end."""
         for job in self._jobs:
@@ -273,7 +281,7 @@ class CopyPool:
         if turns:
             self._begin()
             self._jobs.add(job)
-            job.add_done_callback(self._jobs.discard)
+            job.add_done_callback(self._ended)
         for _ in range(turns):
             self._turns.put(job)
         return job

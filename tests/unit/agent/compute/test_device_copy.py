@@ -6,11 +6,13 @@ import random
 
 import pytest
 import xxhash
+from tests.kit.fakes import LastResort
 
 from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.devices import fake_engine
 from tensorhub_agent.devices.region import DeviceRegion
+from tensorhub_common.devices.device import DeviceLost
 from tensorhub_common.devices.fake import FakeDevice, FakeEvent
 
 SIZE = 3 * 1024 * 1024
@@ -150,3 +152,23 @@ async def test_a_stale_descriptor_is_found_by_the_digests() -> None:
     os.close(stale)
     assert brought == old
     assert digest != xxhash.xxh3_128_digest(bytes_of(after))
+
+
+async def test_a_gpu_that_is_lost_ends_the_process_and_other_work_goes_on_until_then(
+    monkeypatch: pytest.MonkeyPatch, last_resort: LastResort
+) -> None:
+    data, device, pool = random.Random(9).randbytes(SIZE), FakeDevice(), CopyPool(2)
+    source, destination = on_device(device, data), on_device(device, bytes(SIZE))
+
+    def lost(*_: object) -> None:
+        raise DeviceLost("cuEventSynchronize failed: an illegal memory access was encountered")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeEvent, "wait", lost)
+        with pytest.raises(DeviceLost, match="illegal memory access"):
+            await pool.copy_and_digest(destination, source, SPANS).result()
+    fault = await last_resort.wait()
+    assert (fault.owner, type(fault.error)) == ("copying", DeviceLost)
+    landing = memoryview(bytearray(SIZE))
+    assert await pool.copy_and_digest(landing, memoryview(data), SPANS).result() == digests_of(data)
+    pool.close()
