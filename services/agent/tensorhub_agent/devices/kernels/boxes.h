@@ -3,7 +3,7 @@
 // A box is worked on in units, which are some elements of a row. Blocks of threads are given to boxes by how many units
 // they have, so that one large box and many small ones keep the GPU equally busy.
 
-#include "types.h"
+#include "tables.h"
 
 #define DIMS_MAX 16
 #define UNITS_PER_THREAD 4
@@ -35,16 +35,9 @@ struct Turn {
 };
 
 __device__ __forceinline__ Turn turn_of(const Box* boxes, u32 count) {
-    // The first box that ends behind this block.
-    u32 low = 0, high = count - 1;
-    while (low < high) {
-        u32 middle = (low + high) / 2;
-        if (boxes[middle].ends > blockIdx.x) high = middle;
-        else low = middle + 1;
-    }
+    u32 number = entry_of_block(boxes, count), begin = number ? boxes[number - 1].ends : 0;
     Turn turn;
-    turn.box = boxes[low];
-    u32 begin = low ? boxes[low - 1].ends : 0;
+    turn.box = boxes[number];
     turn.first = (blockIdx.x - begin) * blockDim.x * UNITS_PER_THREAD + threadIdx.x;
     return turn;
 }

@@ -8,6 +8,7 @@
 // row at a time. The same source compiles as C++ for a CPU, which is how it is tested without a GPU.
 
 #include "numbers.h"
+#include "tables.h"
 
 #define WARP 32
 #define WARPS 8
@@ -88,16 +89,10 @@ __device__ __forceinline__ u32 smaller(u32 a, u32 b) { return a < b ? a : b; }
 __device__ __forceinline__ u32 parts(u32 size, u32 step) { return (size + step - 1) / step; }
 
 __device__ __forceinline__ Tile tile_of(const Matrix* matrices, u32 count) {
-    u32 low = 0, high = count - 1;
-    while (low < high) {
-        u32 middle = (low + high) / 2;
-        if (matrices[middle].ends > blockIdx.x) high = middle;
-        else low = middle + 1;
-    }
+    u32 which = entry_of_block(matrices, count), number = blockIdx.x - (which ? matrices[which - 1].ends : 0);
     Tile tile;
-    tile.matrix = matrices[low];
+    tile.matrix = matrices[which];
     const Matrix& matrix = tile.matrix;
-    u32 number = blockIdx.x - (low ? matrices[low - 1].ends : 0);
     u32 in_a_block = parts(matrix.block_columns, TILE_COLUMNS);
     tile.blocks_across = parts(matrix.columns, matrix.block_columns);
     u32 across = tile.blocks_across * in_a_block, part = number % across;
