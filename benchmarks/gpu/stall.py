@@ -14,7 +14,11 @@ import tensorhub
 from tensorhub.arguments import Install
 from tensorhub.local.hub import LocalHub
 
-KINDS: Final[tuple[tuple[str, Install], ...]] = (("device", "in-place"), ("host", "in-place"))
+KINDS: Final[tuple[tuple[str, Install], ...]] = (
+    ("device", "in-place"),
+    ("host", "in-place"),
+    ("host", "staged"),
+)
 
 YIELD_S: Final = 50e-6
 

@@ -70,8 +70,6 @@ async def test_every_byte_comes_behind_what_was_queued(
     hub: RunningHub, source: str, destination: str, install: Install
 ) -> None:
     """The trainer's last writes are queued behind a long wait of the GPU, on a stream of its own, as is publishing."""
-    if destination == "host" and install == "staged":
-        pytest.skip("tensors on a GPU with hub memory of the host are copied in one go: in-place is all there is")
     async with hub.connected() as (here, there):
         trainer = await registered(here, "trainer", zeros(values(0)), source)
         engine = await registered(there, "engine", zeros(values(0)), destination, install)
@@ -170,8 +168,6 @@ def resident_bytes() -> int:
 @pytest.mark.parametrize("install", ["in-place", "staged"])
 @pytest.mark.parametrize("memory", MEMORIES)
 async def test_nothing_grows_over_many_updates(hub: RunningHub, memory: str, install: Install) -> None:
-    if memory == "host" and install == "staged":
-        pytest.skip("as above")
     updates = 1000
     async with hub.connected() as (here, there):
         given = {f"w{n}": torch.zeros(1 << 18, device="cuda") for n in range(8)}

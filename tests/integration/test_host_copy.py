@@ -18,6 +18,7 @@ from torch import nn
 
 import tensorhub
 from tensorhub import LayoutMismatch, TensorSpec, VersionConflict
+from tensorhub._tensors.host_copy import HostCopy
 from tensorhub.arguments import Install
 from tensorhub_common.devices.fake import FakeDevice, Schedule
 
@@ -50,11 +51,14 @@ def zeros(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor.clone(memory_format=torch.preserve_format).zero_() for name, tensor in tensors.items()}
 
 
-async def test_versions_go_from_gpu_to_gpu_and_the_tensors_stay_where_they_are(hub: RunningHub, gpu: FakeGpu) -> None:
+@pytest.mark.parametrize("install", ["in-place", "staged"])
+async def test_versions_go_from_gpu_to_gpu_and_the_tensors_stay_where_they_are(
+    hub: RunningHub, gpu: FakeGpu, install: Install
+) -> None:
     async with hub.connected() as (here, there):
         given, into = gpu.put_all(mixed(0)), gpu.put_all(zeros(mixed(0)))
         trainer = await here.register("m", given, replica="trainer")
-        engine = await there.register("m", into, replica="engine")
+        engine = await there.register("m", into, replica="engine", install=install)
         assert all(trainer.tensors[name].data_ptr() == tensor.data_ptr() for name, tensor in given.items())
         for version in range(1, 6):
             values = mixed(version)
@@ -147,19 +151,42 @@ async def test_a_read_that_is_cancelled_leaves_the_tensors_and_the_next_one_brin
 
 
 async def test_a_lock_is_held_only_while_the_tensors_change(hub: RunningHub, gpu: FakeGpu) -> None:
+    await check_lock(hub, gpu, "in-place")
+
+
+async def test_what_is_staged_comes_onto_the_gpu_without_the_lock(
+    hub: RunningHub, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged = threading.Event()
+    stage = HostCopy.stage
+
+    def noted(copy: HostCopy) -> None:
+        stage(copy)
+        staged.set()
+
+    monkeypatch.setattr(HostCopy, "stage", noted)
+    await check_lock(hub, gpu, "staged", staged)
+
+
+async def check_lock(hub: RunningHub, gpu: FakeGpu, install: Install, until: threading.Event | None = None) -> None:
+    """Read while another thread holds the engine's lock, and let go of it once the version, and `until`, has come."""
     job = new_job()
     async with hub.connected(job) as (here, _):
         trainer = await here.register("m", gpu.put_all(weights(1)), replica="trainer")
         with tensorhub.connect(job, agent=hub.file.agents[1].socket, nats=hub.file.nats) as sync_hub:
             into = gpu.put_all(zeros(weights(1)))
-            engine = await asyncio.to_thread(sync_hub.register, "m", into, replica="engine")
+            engine = await asyncio.to_thread(sync_hub.register, "m", into, replica="engine", install=install)
             await trainer.publish(1)
             step = threading.Lock()
             step.acquire()
             reading = asyncio.create_task(asyncio.to_thread(engine.replicate, swap_under=step, timeout_s=WAIT_S))
-            await until_answer(lambda: here.replicas("m"), lambda found: found[-1].version == 1)
-            assert not any(tensor.any() for tensor in into.values())
-            step.release()
+            try:
+                await until_answer(lambda: here.replicas("m"), lambda found: found[-1].version == 1)
+                if until is not None:
+                    assert await asyncio.to_thread(until.wait, WAIT_S)
+                assert not any(tensor.any() for tensor in into.values())
+            finally:
+                step.release()
             assert await reading == 1
             assert_same_bytes(into, weights(1))
             await asyncio.to_thread(engine.release)
@@ -209,10 +236,11 @@ async def test_tensors_of_both_kinds_are_one_shard(hub: RunningHub, gpu: FakeGpu
 
 async def test_what_is_not_possible_is_refused_in_one_sentence(hub: RunningHub, gpu: FakeGpu) -> None:
     async with hub.connected() as (here, _):
-        installs: tuple[Install, ...] = ("staged", "mapped")
-        for install in installs:
-            with pytest.raises(LayoutMismatch, match=r"leave install='in-place', or take memory='device'"):
-                await here.register("m", gpu.put_all(weights(1)), replica="a", install=install)
+        with pytest.raises(LayoutMismatch, match=r"they show their own memory; take 'in-place' or 'staged'"):
+            await here.register("m", gpu.put_all(weights(1)), replica="a", install="mapped")
+        both = {"a": gpu.put(torch.zeros(10)), "b": torch.zeros(3)}
+        with pytest.raises(LayoutMismatch, match="some, as 'b', are not: those would change before the others"):
+            await here.register("m", both, replica="a", install="staged")
         module = nn.Linear(3, 3)
         for tensor in module.parameters():
             gpu.put(tensor)

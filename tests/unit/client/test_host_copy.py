@@ -24,7 +24,7 @@ COUNT = 1000
 class Shard:
     """A shard on a fake GPU whose agent is this test."""
 
-    def __init__(self, gpu: FakeGpu, *, strided: bool = False) -> None:
+    def __init__(self, gpu: FakeGpu, *, strided: bool = False, stages: bool = False) -> None:
         self.gpu = gpu
         whole = gpu.put(torch.zeros(COUNT, 2))
         self.tensor = whole[:, 0] if strided else gpu.put(torch.zeros(COUNT))
@@ -33,7 +33,7 @@ class Shard:
         spec = SimpleNamespace(where="shard 0 of m/trainer", device="")
         attachment: Any = SimpleNamespace(found=None, fresh=True, version=None, spec=spec)
         self.attachment = attachment
-        self.copy = HostCopy(described, memory, attachment)
+        self.copy = HostCopy(described, memory, attachment, stages=stages)
         self.host = tensors_at(described.layout, memory)["w"]
 
     def train(self, value: float) -> None:
@@ -51,6 +51,8 @@ class Shard:
         self.host.fill_(version)
         self.attachment.version = version
         assert self.copy.is_due
+        if self.copy.wants_stage:
+            self.copy.stage()
         self.copy.bring_to_gpu(self.copy.queued())
 
     def seen(self) -> list[float]:
@@ -79,8 +81,11 @@ def test_what_was_queued_is_handed_over_and_what_comes_later_is_not(gpu: FakeGpu
 
 
 @pytest.mark.parametrize("strided", [False, True])
-def test_what_was_queued_reads_the_old_version_and_what_comes_later_the_new_one(gpu: FakeGpu, *, strided: bool) -> None:
-    shard = Shard(gpu, strided=strided)
+@pytest.mark.parametrize("stages", [False, True])
+def test_what_was_queued_reads_the_old_version_and_what_comes_later_the_new_one(
+    gpu: FakeGpu, *, strided: bool, stages: bool
+) -> None:
+    shard = Shard(gpu, strided=strided, stages=stages)
     for version in (1, 2, 3):
         before: dict[str, torch.Tensor] = {}
         gpu.queue_read(shard.tensor, before, "w")
@@ -88,6 +93,30 @@ def test_what_was_queued_reads_the_old_version_and_what_comes_later_the_new_one(
         assert shard.copy.version == version
         assert shard.seen() == [float(version)]
         assert sorted(set(before["w"].tolist())) == [version - 1.0]
+
+
+def test_what_is_staged_shows_the_old_version_until_it_is_brought_and_leaves_the_host_alone(gpu: FakeGpu) -> None:
+    shard = Shard(gpu, stages=True)
+    shard.install(1)
+    place = shard.tensor.data_ptr()
+    shard.copy.read_begins()
+    shard.host.fill_(2)
+    shard.attachment.version = 2
+    shard.copy.stage()
+    assert (shard.copy.wants_stage, shard.copy.is_due, shard.seen()) == (False, True, [1.0])
+    shard.host.fill_(77)
+    shard.copy.bring_to_gpu(shard.copy.queued())
+    assert (shard.seen(), shard.tensor.data_ptr(), shard.copy.version) == ([2.0], place, 2)
+
+
+def test_a_version_that_comes_after_one_was_staged_is_staged_again(gpu: FakeGpu) -> None:
+    shard = Shard(gpu, stages=True)
+    shard.copy.read_begins()
+    shard.host.fill_(1)
+    shard.attachment.version = 1
+    shard.copy.stage()
+    shard.install(2)
+    assert shard.seen() == [2.0]
 
 
 def _no_wait_for(patch: pytest.MonkeyPatch) -> None:

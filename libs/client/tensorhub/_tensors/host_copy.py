@@ -9,13 +9,16 @@ Always true:
 - A read changes the tensors only once every byte has come and was verified. The copy waits for what is queued on the
   caller's stream, and what the caller queues afterwards waits for the copy. Until then they show the old version.
 - The addresses of the tensors never change, so a CUDA graph goes on with them.
+- With `stages` a version comes over the bus into other memory of the GPU first, beside what the tensors show. They
+  are overwritten from there, at the speed of the GPU's own memory.
 - One of the two copies is under way at a time: the caller has no other call on the shard meanwhile.
 - The segment is not written while a version in it is published, nor while the agent reads into it.
 """
 
 import mmap
 import weakref
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -27,7 +30,7 @@ from tensorhub._tensors.streams import Queued
 from tensorhub.arguments import listed
 from tensorhub_common.devices.device import Device, DeviceError, PinnedMemory, Stream
 from tensorhub_common.devices.fake import FakeStream, Span
-from tensorhub_common.errors import LayoutMismatch
+from tensorhub_common.errors import LayoutMismatch, MemoryExhausted
 from tensorhub_common.observability import logs
 
 if TYPE_CHECKING:
@@ -62,16 +65,23 @@ class _Copied:
     device: Device
     tensor: torch.Tensor
     host: torch.Tensor
+    stage: torch.Tensor | None = None
+    """Memory of the GPU for the next version; None: it comes straight from the host."""
 
 
 class HostCopy:
     """The tensors of one shard on GPUs, and their copy in hub memory."""
 
-    def __init__(self, described: "Description", memory: "Memory", attachment: "RegisteredShard") -> None:
+    def __init__(
+        self, described: "Description", memory: "Memory", attachment: "RegisteredShard", *, stages: bool = False
+    ) -> None:
         """Bind what was described to the memory of a shard that was just registered. It blocks while it pins.
 
         Where the shard was found with a version, the tensors show it afterwards.
         """
+        self._stages = stages
+        self._staged: int | None = None
+        """The version that the stages have, and the tensors don't yet."""
         from tensorhub._tensors.segment_mapping import tensors_at  # noqa: PLC0415 (a circle)
 
         self._attachment, self._module = attachment, described.module
@@ -137,6 +147,11 @@ class HostCopy:
         return self._reads and held is not None and held != self._shown
 
     @property
+    def wants_stage(self) -> bool:
+        """Whether what the tensors are to show is to be staged before."""
+        return self._stages and self.is_due and self._staged != self._attachment.version
+
+    @property
     def is_free(self) -> bool:
         """Whether the segment may be written without asking the agent."""
         return self._is_free
@@ -177,17 +192,37 @@ class HostCopy:
         self._reads = False
         self._copy(queued, to_host=True)
 
+    def stage(self) -> None:
+        """Copy hub memory to other memory of the GPU; return when that is done. Raises `MemoryExhausted`."""
+        version = self._attachment.version
+        if any(each.stage is None for each in self._copied):
+            streams_of = self._streams
+            self._copied = tuple(
+                replace(each, stage=_room_for(each.tensor, streams_of[each.device])) for each in self._copied
+            )
+        for each in self._copied:
+            assert each.stage is not None
+            copy_tensor(self._streams[each.device], each.stage, each.host)
+        for end in [stream.record() for stream in self._streams.values()]:
+            end.wait()
+        self._staged = version
+
     def bring_to_gpu(self, queued: Queued) -> None:
-        """Copy hub memory to all tensors, behind what was queued and before what will be; return when that is done."""
+        """Have all tensors show the version, behind what was queued and before what will be; return when that is done.
+
+        It comes from where it was staged, or from hub memory.
+        """
         version = self._attachment.version
         self._copy(queued, to_host=False)
-        self._shown = version
+        self._shown, self._staged = version, None
 
     def _copy(self, queued: Queued, *, to_host: bool) -> None:
         for device, stream in self._streams.items():
             stream.wait_for(queued.points[device])
+        is_staged = self._staged is not None and self._staged == self._attachment.version
         for each in self._copied:
-            to, origin = (each.host, each.tensor) if to_host else (each.tensor, each.host)
+            given = each.stage if is_staged and each.stage is not None else each.host
+            to, origin = (each.host, each.tensor) if to_host else (each.tensor, given)
             copy_tensor(self._streams[each.device], to, origin)
         ends = {device: stream.record() for device, stream in self._streams.items()}
         if not to_host:
@@ -195,6 +230,22 @@ class HostCopy:
                 queued.streams[device].wait_for(end)
         for end in ends.values():
             end.wait()
+
+
+def _room_for(tensor: torch.Tensor, stream: Stream) -> torch.Tensor:
+    """Return memory beside a tensor for its values, packed. Work of this stream alone may touch it.
+
+    Torch gives memory out again in the order of the stream that it was taken on.
+    """
+    is_fake = isinstance(stream, FakeStream)
+    own = nullcontext() if is_fake else torch.cuda.stream(torch.cuda.ExternalStream(stream.handle, tensor.device))
+    try:
+        with own:
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    except torch.OutOfMemoryError as why:
+        raise MemoryExhausted(
+            f"a version can't be staged on the GPU beside the tensors ({why}); install='in-place' takes no memory more"
+        ) from why
 
 
 def copy_tensor(stream: Stream, to: torch.Tensor, origin: torch.Tensor) -> None:

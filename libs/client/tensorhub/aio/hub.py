@@ -116,8 +116,9 @@ class AsyncHub(NotCopyable):
             shards: How many shards the replica has, each registered by a process of its own.
             spot: The replica may vanish at any moment, and never counts for retention.
             install: "in-place" reads into the tensors' own memory. "staged" takes twice the memory: a read goes
-                beside what the tensors show, which changes only at its end. "mapped" takes none: the tensors show the
-                memory of a holder on this host, read-only.
+                beside what the tensors show, which changes only at its end; tensors on a GPU whose hub memory is the
+                host's are overwritten from other memory of the GPU then, and keep their addresses. "mapped" takes none:
+                the tensors show the memory of a holder on this host, read-only.
             memory: Where hub memory is. "host": tensors on a GPU stay where they are, given ones of a dict too, and hub
                 memory has a pinned copy. "device": they move into the agent's memory of their GPU (specs: of torch's
                 current one). The UUID of a GPU names one.
@@ -144,7 +145,7 @@ class AsyncHub(NotCopyable):
         deadline = self._session.deadline(arguments.seconds("timeout_s", timeout_s))
         names = arguments.mapping(mapping)
         described, layout = await shielded_in_thread(lambda: _described(module_or_tensors, names))
-        device = await shielded_in_thread(lambda: _device(described, where, how))
+        place = await shielded_in_thread(lambda: _place(described, where, how))
         spec = ShardSpec(
             model=model,
             replica=replica,
@@ -152,18 +153,25 @@ class AsyncHub(NotCopyable):
             shards=count,
             spot=is_spot,
             layout=layout,
-            install=how,
-            device=device,
+            install=place.install,
+            device=place.device,
         )
-        return await self._made(described, await self._session.register(spec, deadline), choice, deadline)
+        attachment = await self._session.register(spec, deadline)
+        return await self._made(described, attachment, choice, deadline, stages=place.stages)
 
     async def _made(
-        self, described: "Description", attachment: AttachedShard, resume: Resume | None, deadline: float
+        self,
+        described: "Description",
+        attachment: AttachedShard,
+        resume: Resume | None,
+        deadline: float,
+        *,
+        stages: bool,
     ) -> AsyncShard:
         """Move the tensors into the registered memory."""
         try:
             choice = await self._resumed(described, attachment, resume, deadline)
-            bound = await shielded_in_thread(lambda: _bound(described, attachment))
+            bound = await shielded_in_thread(lambda: _bound(described, attachment, stages=stages))
         except asyncio.CancelledError:
             attachment.claimed = False
             raise
@@ -528,28 +536,51 @@ def _described(module_or_tensors: "Tensors", mapping: Mapping | None) -> "tuple[
     return described, zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(encoded(described.layout))
 
 
-def _device(described: "Description", memory: str, install: Install) -> str:
-    """Return the UUID of the GPU in whose memory a shard is to be, by what the caller asked for; empty: the host's."""
+class _Place(NamedTuple):
+    """Where a shard's hub memory is, and how versions come into the tensors."""
+
+    device: str
+    """The UUID of the GPU in whose memory it is; empty: the host's."""
+    install: Install
+    """What the agent is told."""
+    stages: bool = False
+    """Versions come into memory of the tensors' own GPU, beside them, before they overwrite them."""
+
+
+def _place(described: "Description", memory: str, install: Install) -> _Place:
+    """Return what the caller has asked for, for these tensors."""
     if memory == "host":
         from tensorhub._tensors.streams import any_on_gpu, finish  # noqa: PLC0415 (they import torch)
 
-        if any_on_gpu(described.values):
-            _check_host_copy(described, install)
-            finish(described.values)
-        return ""
+        if not any_on_gpu(described.values):
+            return _Place("", install)
+        _check_host_copy(described, install)
+        finish(described.values)
+        # To the agent the pinned copy is all there is.
+        return _Place("", "in-place", stages=install == "staged")
     from tensorhub._tensors.device_memory import uuid_of_gpu  # noqa: PLC0415 (they import torch)
     from tensorhub._tensors.streams import finish  # noqa: PLC0415
 
     finish(described.values)
-    return uuid_of_gpu(described.values, described.members) if memory == "device" else memory
+    uuid = uuid_of_gpu(described.values, described.members) if memory == "device" else memory
+    return _Place(uuid, install)
 
 
 def _check_host_copy(described: "Description", install: Install) -> None:
     """Refuse what tensors on a GPU can't have with hub memory of the host."""
-    if install != "in-place":
+    from tensorhub._tensors.streams import is_on_gpu  # noqa: PLC0415 (it imports torch)
+
+    if install == "mapped":
         raise LayoutMismatch(
-            f"install={install!r} is not possible for tensors on a GPU with memory='host': they are copied there once "
-            "a version has come whole, so leave install='in-place', or take memory='device'"
+            "install='mapped' is not possible for tensors on a GPU: they show their own memory; take 'in-place' or "
+            "'staged'"
+        )
+    elsewhere = [name for name, value in described.values.items() if not is_on_gpu(value) and 0 not in value.shape]
+    if install == "staged" and elsewhere:
+        raise LayoutMismatch(
+            "install='staged' is not possible for tensors of which some are on a GPU and some, as "
+            f"{arguments.listed(elsewhere)}, are not: those would change before the others; register them apart, or "
+            "take 'in-place'"
         )
     if described.managed.parts:
         raise NotInThisVersion(
@@ -570,10 +601,10 @@ class _Bound(NamedTuple):
     """The GPU whose memory hub memory is."""
 
 
-def _bound(described: "Description", attachment: AttachedShard) -> _Bound:
+def _bound(described: "Description", attachment: AttachedShard, *, stages: bool) -> _Bound:
     """Move what was described into the registered memory."""
     if not attachment.spec.device:
-        return _bound_in_place(described, attachment)
+        return _bound_in_place(described, attachment, stages=stages)
     device = device_named(attachment.spec.device)
     bound = _bound_in_place(described, attachment)
     # The given values were copied on a stream of this thread, which no other code knows.
@@ -581,7 +612,7 @@ def _bound(described: "Description", attachment: AttachedShard) -> _Bound:
     return bound._replace(devices=(device,))
 
 
-def _bound_in_place(described: "Description", attachment: AttachedShard) -> _Bound:
+def _bound_in_place(described: "Description", attachment: AttachedShard, *, stages: bool = False) -> _Bound:
     """Map the segment, or a staged shard's two, and move what was described into it; a mapped shard has none yet."""
     from tensorhub._tensors.description import bind  # noqa: PLC0415
     from tensorhub._tensors.residency import Residency  # noqa: PLC0415
@@ -593,7 +624,7 @@ def _bound_in_place(described: "Description", attachment: AttachedShard) -> _Bou
         from tensorhub._tensors.host_copy import HostCopy  # noqa: PLC0415
 
         memory = map_segment(-1 if attachment.fd is None else attachment.fd, described.layout)
-        copy = HostCopy(described, memory, attachment)
+        copy = HostCopy(described, memory, attachment, stages=stages)
         return _Bound(copy.tensors, copy=copy)
     if attachment.spec.install == "staged":
         from tensorhub._tensors.installs import Staged  # noqa: PLC0415

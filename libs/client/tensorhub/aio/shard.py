@@ -244,7 +244,7 @@ class AsyncShard(NotCopyable):
             timeout_s: The bound in seconds.
             on_progress: Called with the bytes that have come and the bytes of the whole.
             swap_under: A lock, or another asynchronous context manager, to hold while the tensors of a staged or
-                mapped shard change to other memory.
+                mapped shard change to other memory, or those on a GPU are overwritten.
 
         Raises:
             VersionUnavailable: No live replica holds the version.
@@ -279,7 +279,7 @@ class AsyncShard(NotCopyable):
             timeout_s: The bound of the whole call in seconds.
             on_progress: Called with the bytes that have come and the bytes of the whole.
             swap_under: A lock, or another asynchronous context manager, to hold while the tensors of a staged or
-                mapped shard change to other memory.
+                mapped shard change to other memory, or those on a GPU are overwritten.
 
         Raises:
             TensorHubError: What calling again can't mend, as `replicate` raises it.
@@ -366,9 +366,11 @@ class AsyncShard(NotCopyable):
     @asynccontextmanager
     async def _swapping(self, swap_under: AbstractAsyncContextManager[Any] | None) -> AsyncGenerator[None, None]:
         """Show what an interrupted read has left, and at the end what the block has brought."""
+        await self._stage()
         async with self._under(swap_under):
             await self._catch_up()
         yield
+        await self._stage()
         async with self._under(swap_under):
             await self._catch_up()
 
@@ -425,6 +427,13 @@ class AsyncShard(NotCopyable):
             raise
         if copy is not None:
             copy.freed()
+
+    async def _stage(self) -> None:
+        """Bring what has come onto the GPU, beside what the tensors show."""
+        copy = self._copy
+        if copy is not None and copy.wants_stage:
+            with self._session.occupied(self._attachment):
+                await shielded_in_thread(copy.stage)
 
     async def _catch_up(self) -> None:
         """Let the tensors show what has come for them."""

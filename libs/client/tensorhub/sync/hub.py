@@ -143,7 +143,7 @@ class Shard(NotCopyable):
             timeout_s: The bound in seconds.
             on_progress: Called with the bytes that have come and the bytes of the whole, in the hub's own thread.
             swap_under: A lock, or another context manager, to hold while the tensors of a staged or mapped shard
-                change to other memory.
+                change to other memory, or those on a GPU are overwritten.
 
         Raises:
             VersionUnavailable: No live replica holds the version.
@@ -178,7 +178,7 @@ class Shard(NotCopyable):
             timeout_s: The bound of the whole call in seconds.
             on_progress: Called with the bytes that have come and the bytes of the whole, in the hub's own thread.
             swap_under: A lock, or another context manager, to hold while the tensors of a staged or mapped shard
-                change to other memory.
+                change to other memory, or those on a GPU are overwritten.
 
         Raises:
             TensorHubError: What calling again can't mend, as `replicate` raises it.
@@ -195,9 +195,12 @@ class Shard(NotCopyable):
         self._show(swap_under)
 
     def _show(self, swap_under: AbstractContextManager[Any] | None) -> None:
+        copy = self._twin._copy  # noqa: SLF001
+        if copy is not None and copy.wants_stage:
+            self._background.run(self._twin._stage())  # noqa: SLF001
         must = self._twin._must_swap()  # noqa: SLF001
         with swap_under if must and swap_under is not None else nullcontext():
-            if self._twin._copy is None:  # noqa: SLF001
+            if copy is None:
                 self._twin._show()  # noqa: SLF001
             else:
                 self._background.run(self._twin._catch_up())  # noqa: SLF001

@@ -4,8 +4,6 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from tensorhub.arguments import Install
-from tensorhub_common.config.parsers import RunnerInstall
 from tensorhub_common.config.settings import InvalidSetting, Settings
 from tensorhub_runner.engines.engine import Engine
 
@@ -36,12 +34,6 @@ def load_engine(settings: Settings) -> LoadedEngine:
     except (ImportError, AttributeError) as why:
         raise InvalidSetting(f"engine {name!r} can't be loaded: {why}") from None
     return cast("Callable[[Settings], LoadedEngine]", make)(settings)
-
-
-def install_of(module: "torch.nn.Module", wanted: RunnerInstall) -> Install:
-    """Return how an engine gets weights. Those on a GPU stay at their addresses: the hub's copy is what is staged."""
-    is_on_gpu = any(each.is_cuda for each in module.parameters())
-    return "in-place" if is_on_gpu and wanted == "staged" else wanted
 
 
 def _torch_engine(settings: Settings) -> LoadedEngine:

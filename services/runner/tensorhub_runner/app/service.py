@@ -40,7 +40,7 @@ from tensorhub_common.protocol.rollout.messages import (
 from tensorhub_common.runtime.supervision import Supervisor
 from tensorhub_common.service.systemd import serving
 from tensorhub_runner.app.engine_thread import EngineThread
-from tensorhub_runner.app.engines import install_of, load_engine
+from tensorhub_runner.app.engines import load_engine
 from tensorhub_runner.app.weight_follower import WeightFollower
 from tensorhub_runner.core.runner import Runner, RunnerLimits
 from tensorhub_runner.core.runner_events import (
@@ -114,7 +114,7 @@ class RunnerService:
             loaded.module,
             replica=settings.runner_replica or self.id,
             spot=settings.runner_spot,
-            install=install_of(loaded.module, settings.runner_install),
+            install=settings.runner_install,
         )
         follower = WeightFollower(
             shard,

@@ -7,7 +7,7 @@ import torch
 from tests.kit.tiny_engines import CONFIGS, tiny
 
 from tensorhub_common.config.settings import InvalidSetting, load
-from tensorhub_runner.app.engines import install_of, load_engine
+from tensorhub_runner.app.engines import load_engine
 
 
 @pytest.fixture
@@ -37,8 +37,3 @@ def test_a_gpu_that_is_not_there_is_told(model: str) -> None:
     settings = {"TENSORHUB_RUNNER_MODEL": model, "TENSORHUB_RUNNER_DEVICE": "cuda", "TENSORHUB_RUNNER_EXACT": "off"}
     with pytest.raises(InvalidSetting, match="TENSORHUB_RUNNER_DEVICE=cuda can't be used"):
         load_engine(load(settings))
-
-
-def test_weights_of_the_host_come_as_the_setting_says(model: str) -> None:
-    loaded = load_engine(load({"TENSORHUB_RUNNER_MODEL": model}))
-    assert [install_of(loaded.module, wanted) for wanted in ("staged", "mapped")] == ["staged", "mapped"]
