@@ -613,11 +613,15 @@ class RolloutWorld:
         self._makers[of, position] = (runner, runner.life, runner.stops)
 
     def _note_confirmed(self, runner: RunnerProcess, results: Iterable[AssignResult]) -> None:
-        """A runner that has confirmed a whole prefix has it; the runner before may forget it from now on."""
+        """A runner that has confirmed a whole prefix has it; the runner before may forget it from now on.
+
+        That goes for one that was taken for lost once, and has joined again: what it has does not count, but the one
+        before it is told to forget all the same.
+        """
         assert runner.core is not None
         for result in results:
             held = runner.core.held.get(result.attempt)
-            if held is not None and held.is_whole and (runner.name, runner.life) not in self._lost:
+            if held is not None and held.is_whole:
                 for position in range(held.assign.prefix):
                     self._makers[held.assign.request, position] = (runner, runner.life, runner.stops)
 
