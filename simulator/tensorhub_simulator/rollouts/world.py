@@ -604,13 +604,24 @@ class RolloutWorld:
         return not left and runner.core.held[attempt].assign.request not in self.poisoned
 
     def _note_made(self, runner: RunnerProcess, of: RequestId, position: int) -> None:
-        """No token is made twice while its maker lives; a runner that was taken for lost does not count."""
-        if (runner.name, runner.life) in self._lost or self.on_update == "restart" or self.rewinds:
+        """No token is made twice while its maker lives; a runner that was taken for lost does not count.
+
+        Nor does one that the present leader has not heard: a stopped one may sleep through an election, and its
+        requests go elsewhere without a word about it.
+        """
+        if not self._is_heard(runner) or self.on_update == "restart" or self.rewinds:
             return
         maker, life, stops = self._makers.get((of, position), (runner, 0, 0))
-        is_there = maker.is_up and maker.life == life and maker.stops == stops and (maker.name, life) not in self._lost
+        is_there = maker.life == life and maker.stops == stops and self._is_heard(maker)
         assert not is_there, f"token {position} of {of} is made by {runner.name}, and {maker.name} has it"
         self._makers[of, position] = (runner, runner.life, runner.stops)
+
+    def _is_heard(self, runner: RunnerProcess) -> bool:
+        """Whether a runner lives, was never taken for lost, and is an instance of the leader with the highest term."""
+        if not runner.is_up or (runner.name, runner.life) in self._lost:
+            return False
+        leaders = [each.leader for each in self.managers if each.is_up and each.leader is not None]
+        return bool(leaders) and runner.name in max(leaders, key=lambda each: each.term).instances
 
     def _note_confirmed(self, runner: RunnerProcess, results: Iterable[AssignResult]) -> None:
         """A runner that has confirmed a whole prefix has it; the runner before may forget it from now on.
