@@ -330,9 +330,10 @@ async def test_each_service_shows_what_the_documentation_says_that_it_has(hub: R
         await it.engine.replicate(1)
         registry = await scraped(hub, "registry-0")
     shown = {name for process in sorted(PROCESSES) for name, _ in await scraped(hub, process)}
-    # The last ones count deltas, late reads and escaped errors, of which there are none here.
+    # The last ones count deltas, late reads, escaped errors and memory of GPUs, of which there are none here.
     late = {"tensorhub_planner_refusals_total", "tensorhub_agent_sources", "tensorhub_agent_encoded_bytes_total"}
     late |= {"tensorhub_faults_total", "tensorhub_agent_reads_late_total"}
+    late |= {"tensorhub_agent_device_segments_used_bytes", "tensorhub_agent_device_segments_limit_bytes"}
     # tests/integration/rollouts/test_rollout_telemetry.py has those of rollouts.
     for metric in (each for each in METRICS.values() if each.role not in {"rollout", "runner"}):
         name = prometheus_name(metric)

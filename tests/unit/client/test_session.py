@@ -105,7 +105,7 @@ async def test_what_the_agent_says_is_held_in_the_order_in_which_it_was_said(age
 
 
 async def test_release_and_close_free_memory(agent: FakeAgent, hub: AsyncHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise LayoutMismatch("no")
 
     monkeypatch.setattr("tensorhub.aio.hub._bound", fail)
