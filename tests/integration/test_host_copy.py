@@ -252,7 +252,7 @@ async def test_what_is_not_possible_is_refused_in_one_sentence(hub: RunningHub, 
 
 async def test_memory_is_unpinned_with_its_shard(hub: RunningHub, gpu: FakeGpu) -> None:
     async with hub.connected() as (here, _):
-        for _ in range(20):
+        for _ in range(3):
             shard = await here.register("m", gpu.put_all(weights(1)), replica="a")
             assert gpu.device.pinned_bytes
             await shard.publish()

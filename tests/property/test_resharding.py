@@ -57,7 +57,7 @@ def assert_found(bug: str, make: Callable[[int], World], seeds: Iterable[int]) -
 
 
 SOON_FOUND: Final = {
-    "lease-not-asked": 40,
+    "lease-not-asked": 37,
     "units-shown-early": 3,
     "tensor-stands-early": 9,
     "foreign-view": 3,

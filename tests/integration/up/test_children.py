@@ -209,11 +209,12 @@ async def test_stop_asks_first_and_kills_then_with_all_that_a_child_has_started(
 
 async def test_what_the_others_need_ends_last(scene: Scene) -> None:
     note = (
-        "import pathlib, signal, sys, time\n"
-        "def end(*_): pathlib.Path(sys.argv[1]).open('a').write(sys.argv[2]); sys.exit()\n"
-        "signal.signal(signal.SIGTERM, end)\n"
+        "import pathlib, signal, sys\n"
+        # A handler would not run until a sleep that begins just after the signal has ended.
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})\n"
         "print('ready', flush=True)\n"
-        "while True: time.sleep(600)\n"
+        "signal.sigwait({signal.SIGTERM})\n"
+        "pathlib.Path(sys.argv[1]).open('a').write(sys.argv[2])\n"
     )
     order = scene.folder / "order"
     for name, is_last in (("nats", True), ("agent", False)):

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.kit.compiled_kernels import compiled
-from tests.kit.fp8_boxes import CASES, KINDS, boxes
+from tests.kit.fp8_boxes import KINDS, SHAPES, boxes
 
 from tensorhub_agent.devices.boxes import DeviceBox, is_possible
 from tensorhub_agent.devices.kernels.fp8 import Tables
+from tensorhub_common.layout.casts import FP8_SOURCES
 
 RUN = """
 static const Matrix* all;
@@ -63,7 +64,11 @@ def computed(box: DeviceBox) -> None:
         launch(3 + number, tables.tiles)
 
 
-@pytest.mark.parametrize(("dtype", "name", "shape"), CASES)
+@pytest.mark.parametrize(
+    "shape", [SHAPES[1], *(pytest.param(each, marks=pytest.mark.long) for each in SHAPES if each != SHAPES[1])]
+)
+@pytest.mark.parametrize("name", sorted(KINDS))
+@pytest.mark.parametrize("dtype", FP8_SOURCES)
 def test_boxes_are_the_hosts(dtype: str, name: str, shape: tuple[int, ...]) -> None:
     for box in boxes(dtype, name, shape):
         found = box.before.copy()
