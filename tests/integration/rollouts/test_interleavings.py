@@ -183,6 +183,8 @@ async def test_a_slow_trainer_at_the_bound_of_payloads_holds_new_groups_back_and
         await job.submit(rollouts, 60)
         held_back = await until_answer(rollouts.status, is_held_back, "no more groups begin")
         assert held_back.payload_bytes < ROOM_BYTES
+        with pytest.raises(tensorhub.BadCommand, match=r"^min_responses=9999 can't be reached: \d+ finished responses"):
+            await anext(rollouts.batches(9999, wait_s=WAIT_S))
         await job.take_all(rollouts)
         job.check()
 

@@ -21,6 +21,8 @@ class Collector:
         """The last request of that entry which is here."""
         self.is_exhausted = False
         """Whether nothing was open at the last answer, and all that had ended is here."""
+        self.is_full = False
+        """Whether, at the last answer, nothing went on until some of what ended is done."""
         self._waiting: dict[str, list[EndedRequest]] = {}
         self._closed: set[str] = set()
         """Groups of which nothing is open."""
@@ -37,6 +39,12 @@ class Collector:
             self._whole |= self._closed
             self._closed.clear()
         self.is_exhausted = answer.is_last and not answer.open
+        self.is_full = answer.is_last and answer.is_full
+
+    @property
+    def count(self) -> int:
+        """How many responses wait to be yielded."""
+        return sum(map(len, self._waiting.values()))
 
     def pick(
         self, count_min: int, *, whole_groups: bool, groups: Collection[str] | None, all_of_them: bool

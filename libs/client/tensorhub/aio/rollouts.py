@@ -132,6 +132,8 @@ class AsyncRollouts(NotCopyable):
         self._sampling = sampling
         self._collector = Collector()
         self._attachment = self._n = self._seq = 0
+        self._not_done = 0
+        """How many responses were yielded and are not done."""
         self._saying = asyncio.Lock()
         self._store: PayloadStore | None = None
         self._prompts: OrderedDict[str, SubmittedPrompts] = OrderedDict()
@@ -276,6 +278,8 @@ class AsyncRollouts(NotCopyable):
             groups: Of these groups alone.
 
         Raises:
+            BadCommand: The finished responses that are not done fill the job's payloads, and are fewer than
+                `min_responses`: no other begins until some are done.
             NoInstance: Nothing was ready after `wait_s`, and no instance generates.
             RolloutUnavailable: Nothing was ready after `wait_s`, or another trainer has attached since.
         """
@@ -308,6 +312,8 @@ class AsyncRollouts(NotCopyable):
             # What this trainer has said since the last answer may have opened something.
             if collector.is_exhausted and asked_of == self._seq:
                 return collector.pick(0, whole_groups=whole_groups, groups=groups, all_of_them=True)
+            if collector.is_full and asked_of == self._seq:
+                self._refuse_full(count_min)
             left_s = deadline - loop.time()
             if left_s <= 0:
                 picked = collector.pick(0, whole_groups=whole_groups, groups=groups, all_of_them=True)
@@ -333,6 +339,16 @@ class AsyncRollouts(NotCopyable):
             self._published = answer.published
             collector.take(answer)
 
+    def _refuse_full(self, count_min: int) -> None:
+        """Raise `BadCommand` where this trainer waits for responses that can't begin before its own are done."""
+        waiting, yielded = self._collector.count, self._not_done
+        if waiting or yielded:
+            raise BadCommand(
+                f"min_responses={count_min} can't be reached: {waiting} finished responses wait, and {yielded} were "
+                "yielded and are not done. They fill the job's payloads, and no other begins until some are done: call "
+                "batch.done(), take fewer at a time, or give payloads more room (the runbook says how)"
+            )
+
     async def _batch(self, picked: list[EndedRequest]) -> AsyncBatch:
         """Read the tokens of responses, each payload once."""
         stored: dict[str, tuple[StoredTokens, ...]] = {}
@@ -344,6 +360,7 @@ class AsyncRollouts(NotCopyable):
             tokens = None if ended.payload is None else stored[ended.payload][ended.index]
             prompts = await self._prompts_of(ended.prompts)
             responses.append(response_of(ended, prompts, tokens, self._published))
+        self._not_done += len(picked)
         return AsyncBatch(self, tuple(each.request for each in picked), tuple(responses))
 
     async def _done(self, requests: tuple[RequestId, ...], timeout_s: float) -> None:
@@ -353,6 +370,7 @@ class AsyncRollouts(NotCopyable):
             part = requests[start : start + DONE_MAX]
             async with self._saying:
                 await self._say(lambda by: Done(by, part), deadline)  # noqa: B023 (called at once)
+        self._not_done -= len(requests)
 
     # ------------------------------------------------------------------------------------------ the rest
 

@@ -57,8 +57,13 @@ def answer_ready(
     question: ReadyQuestion,
     instances: Mapping[str, int],
     versions: Mapping[str, PublishedVersions],
+    *,
+    is_full: bool = False,
 ) -> ReadyAnswer:
-    """Return what has ended behind the question's cursor. `instances`: by model, those that take requests."""
+    """Return what has ended behind the question's cursor.
+
+    `instances`: by model, those that take requests. `is_full`: no group begins until some responses are done.
+    """
     consumer = _consumer_of(state, question.attachment)
     if consumer is None:
         message = "another trainer has attached to this consumer since: only the latest gets its responses"
@@ -72,6 +77,8 @@ def answer_ready(
         len(page) < question.count_max,
         instances.get(consumer.model, 0),
         () if known is None else known.published,
+        # Where others have some as well, their `done` may make room.
+        is_full=is_full and all(each is consumer for each in state.consumers.values() if each.ended),
     )
 
 

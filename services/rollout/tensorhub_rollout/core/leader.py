@@ -137,8 +137,12 @@ class Leader:
         self._asked: dict[Attempt, Placement] = {}
         """Attempts that were asked to begin or to stop, and did not answer since."""
         self._payload_bytes_max = 0
-        self._begun: set[tuple[int, int]] | None = None
-        """The groups that have begun, where payloads have no room for more of them; None: there is room."""
+        self._begun: set[tuple[int, int]] = set()
+        """The groups that have begun and are open, while there is a limit of payloads."""
+        self._reserved_bytes = 0
+        """The largest size of what is open in them."""
+        self._is_held_back = False
+        """Whether payloads have no room for further groups."""
         self._steps: dict[str, int] = {}
         """By model: how many of its newest versions this leader has seen."""
         self._effects: list[LeaderEffect] = []
@@ -236,6 +240,7 @@ class Leader:
 
     def _room_seen(self, event: RoomSeen) -> None:
         self._payload_bytes_max = event.payload_bytes_max
+        self._look_at_room()
 
     def _storing_failed(self, event: StoringFailed) -> None:
         for each in event.requests:
@@ -253,6 +258,13 @@ class Leader:
         """Return by model how many instances take requests."""
         return Counter(each.model for each in self.instances.values() if each.takes_more)
 
+    def is_full(self) -> bool:
+        """Tell whether payloads let no group begin, and each that has begun has ended: only `done` makes room then."""
+        if self._is_held_back:
+            # Since the last look something may have been done.
+            self._look_at_room()
+        return self._is_held_back and not self._begun
+
     def models(self) -> set[str]:
         """Return the models that instances run."""
         return {each.model for each in self.instances.values()}
@@ -260,7 +272,7 @@ class Leader:
     def view(self, model: str) -> FleetView:
         """Return what a policy sees of a model's requests and instances."""
         waiting = self.waiting.of_model(model) if self._has_gathered else iter(())
-        if self._begun is not None:
+        if self._is_held_back:
             waiting = (of for of in waiting if self._group_of(of) in self._begun)
         instances = tuple(
             InstanceView(
@@ -292,6 +304,8 @@ class Leader:
             return
         if self._is_reserved(instance) or (of in self._alone and instance.pending):
             return
+        if not self._is_admitted(of):
+            return
         self._n += 1
         self.counts.attempts += 1
         response = self.responses.get(of)
@@ -318,16 +332,39 @@ class Leader:
 
     def _look_at_room(self) -> None:
         """Let no further group begin where payloads are nearly full; a group that has begun finishes."""
-        self._begun = None
-        if not self._payload_bytes_max:
-            return
-        begun = {
-            self._group_of(of) for of, each in self.requests.items() if each.placement is not None or self._held(of)
-        }
-        groups = ((self.state.submissions[submission].groups[group]) for submission, group in begun)
-        reserved = sum(2 * TOKEN_BYTES * group.tokens_max * group.open for group in groups)
-        if self.state.payload_bytes + reserved > self.limits.admission_share_max * self._payload_bytes_max:
-            self._begun = begun
+        self._begun, self._reserved_bytes, self._is_held_back = set(), 0, False
+        if self._payload_bytes_max:
+            for of in self.requests:
+                if self._has_begun(of):
+                    self._reserve(self._group_of(of))
+            self._judge_room()
+
+    def _is_admitted(self, of: RequestId) -> bool:
+        """Tell whether payloads have room for a request's group, and count it as begun then."""
+        group = self._group_of(of)
+        if not self._payload_bytes_max or group in self._begun:
+            return True
+        if self._is_held_back:
+            return False
+        self._reserve(group)
+        self._judge_room()
+        return True
+
+    def _has_begun(self, of: RequestId) -> bool:
+        """Tell whether a request's group has begun, as far as this request and those that have ended tell."""
+        submission, index = self._group_of(of)
+        group = self.state.submissions[submission].groups[index]
+        return 0 < group.open < group.size or self.requests[of].placement is not None or bool(self._held(of))
+
+    def _reserve(self, at: tuple[int, int]) -> None:
+        if at not in self._begun:
+            self._begun.add(at)
+            group = self.state.submissions[at[0]].groups[at[1]]
+            self._reserved_bytes += 2 * TOKEN_BYTES * group.tokens_max * group.open
+
+    def _judge_room(self) -> None:
+        used = self.state.payload_bytes + self._reserved_bytes
+        self._is_held_back = used > self.limits.admission_share_max * self._payload_bytes_max
 
     def _model_of(self, of: RequestId) -> str:
         return self.state.consumers[self.state.submissions[of.submission].consumer].model

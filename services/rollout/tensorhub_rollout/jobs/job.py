@@ -388,8 +388,9 @@ class RolloutJob:
         """Say what has ended. Raises `RolloutUnavailable` where the entry is not folded within `FOLD_S_MAX`."""
         await self._reach(question.seq)
         await self._wait_folded(lambda: not has_ready(self.state, question), question.wait_s)
-        serving = {} if self.leader is None else self.leader.serving()
-        return answer_ready(self.state, question, serving, self._versions.versions)
+        leader = self.leader
+        serving, is_full = ({}, False) if leader is None else (leader.serving(), leader.is_full())
+        return answer_ready(self.state, question, serving, self._versions.versions, is_full=is_full)
 
     def status(self) -> RolloutStatus:
         """Return the state of the job's rollouts. Raises `RolloutUnavailable` where this manager doesn't lead."""

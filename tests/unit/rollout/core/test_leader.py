@@ -9,9 +9,12 @@ from tensorhub_common.protocol.rollout.entries import (
     Attach,
     Attempt,
     Checkpoint,
+    Done,
+    End,
     GroupSubmitted,
     Lead,
     Payload,
+    RequestEnded,
     RequestId,
     SdkSender,
     Submit,
@@ -31,11 +34,14 @@ from tensorhub_common.protocol.rollout.messages import (
     attempt_key,
     attempt_of,
 )
+from tensorhub_common.protocol.rollout.questions import ReadyQuestion
+from tensorhub_rollout.core.answers import answer_ready
 from tensorhub_rollout.core.fold import fold
 from tensorhub_rollout.core.leader import Leader, LeaderLimits
 from tensorhub_rollout.core.leader_events import (
     AnswerFrame,
     AssignAnswered,
+    EntryFolded,
     FrameCame,
     HeartbeatCame,
     InstanceLost,
@@ -44,6 +50,7 @@ from tensorhub_rollout.core.leader_events import (
     PrefixLoaded,
     PromptLoaded,
     ReportCame,
+    RoomSeen,
     StoreEnd,
     StoreTokens,
     VersionsSeen,
@@ -309,3 +316,58 @@ def test_an_attempt_is_one_number_in_a_frame_in_the_order_of_attempts() -> None:
     for beyond in (Attempt(2**31, 0), Attempt(0, 2**32)):
         with pytest.raises(ValueError, match="does not fit a frame"):
             attempt_key(beyond)
+
+
+def test_payloads_are_full_while_what_has_ended_is_not_done_and_nothing_else_can_begin() -> None:
+    state = RolloutState("job")
+    limits = LeaderLimits(gather_s=0.0)
+    first, second = (GroupSubmitted(name, "a" * 64, 1, 1, 4) for name in ("p", "q"))
+    fold(state, 1, Lead(1, "m"))
+    fold(state, 2, Attach("main", "policy", 0, "n"))
+    fold(state, 3, Submit(SdkSender(2, 1), (first, second), Payload("b" * 64, 1)))
+    leader = Leader(state, LOG, limits, 0.0)
+    asked = ReadyQuestion(2, 3)
+
+    def is_full(now: float) -> bool:
+        leader.handle(Tick(), now)
+        return answer_ready(state, asked, {}, {}, is_full=leader.is_full()).is_full
+
+    leader.handle(RoomSeen(100), 0.1)
+    assert not is_full(10.0)
+    end = End(1, (RequestEnded(REQUEST, ATTEMPT, "stop", 4),), Payload("c" * 64, 70))
+    leader.handle(EntryFolded(fold(state, 4, end).outcome), 11.0)
+    assert is_full(20.0)
+    # Another consumer that has something which is not done may make room, and one that has nothing can't.
+    fold(state, 5, Attach("other", "policy", 0, "o"))
+    assert is_full(30.0)
+    state.consumers["other"].ended[6] = [RequestId(6, 0)]
+    assert not is_full(40.0)
+    state.consumers["other"].ended.clear()
+    assert is_full(50.0)
+    fold(state, 7, Done(SdkSender(2, 2), (REQUEST,)))
+    # At once, and not only when the leader looks the next time.
+    assert not answer_ready(state, asked, {}, {}, is_full=leader.is_full()).is_full
+
+
+def test_groups_begin_one_by_one_until_payloads_have_no_room_and_what_has_begun_goes_on() -> None:
+    """A policy that saw room for all of them asks for all at once; a group of which one request has ended has begun."""
+    state = RolloutState("job")
+    groups = tuple(GroupSubmitted(name, "a" * 64, 2, 1, 4) for name in ("p", "q", "r"))
+    fold(state, 1, Lead(1, "m"))
+    fold(state, 2, Attach("main", "policy", 0, "n"))
+    fold(state, 3, Submit(SdkSender(2, 1), groups, Payload("b" * 64, 1)))
+    # So one request of the first group has ended, and the other one waits.
+    fold(state, 4, End(1, (RequestEnded(RequestId(3, 0), ATTEMPT, "stop", 4),), Payload("c" * 64, 9)))
+    leader = Leader(state, LOG, LeaderLimits(gather_s=0.0), 0.0)
+    leader.handle(VersionsSeen("policy", PublishedVersions(1, (1,))), 0.0)
+    leader.handle(HeartbeatCame(RUNNER, RunnerHeartbeat(LOG, 1, 0, "policy", 8, 1)), 0.0)
+    leader.handle(ReportCame(RUNNER, Report(LOG, 1, ())), 0.0)
+    leader.handle(Tick(), 0.1)
+    # 10 bytes are there, 32 are for the rest of the first group, and 64 for each of the others; 70 are the bound.
+    leader.handle(RoomSeen(100), 0.1)
+    for index in (2, 4, 1):
+        leader.handle(Place(RequestId(3, index), RUNNER), 0.1)
+    placed = {of.index for of, request in leader.requests.items() if request.placement is not None}
+    assert placed == {2, 1}
+    assert [of.index for of in leader.view("policy").waiting] == [3]
+    assert not leader.is_full()

@@ -77,7 +77,8 @@ class ReadyAnswer(msgspec.Struct, frozen=True, tag="ready"):
     """Responses in the order in which they ended, and how many requests of the consumer are open.
 
     `is_last`: no other has ended yet. `instances`: how many take requests of the consumer's model. `published`: the
-    model's versions. `error`: the attachment is over, or the question can't be answered; `message` says why.
+    model's versions. `is_full`: the consumer's own responses that are not done fill the payloads, and nothing goes on
+    until some are done. `error`: the attachment is over, or the question can't be answered; `message` says why.
     """
 
     ended: tuple[EndedRequest, ...] = ()
@@ -87,6 +88,7 @@ class ReadyAnswer(msgspec.Struct, frozen=True, tag="ready"):
     published: tuple[int, ...] = ()
     error: str | None = None
     message: str = ""
+    is_full: bool = False
 
 
 InstanceStateName = Literal["serving", "loading", "leaving"]
