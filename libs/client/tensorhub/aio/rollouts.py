@@ -278,8 +278,8 @@ class AsyncRollouts(NotCopyable):
             groups: Of these groups alone.
 
         Raises:
-            BadCommand: The finished responses that are not done fill the job's payloads, and are fewer than
-                `min_responses`: no other begins until some are done.
+            BadCommand: The finished responses fill the job's payloads, and are fewer than `min_responses`: no other
+                begins until some are done.
             NoInstance: Nothing was ready after `wait_s`, and no instance generates.
             RolloutUnavailable: Nothing was ready after `wait_s`, or another trainer has attached since.
         """
@@ -312,8 +312,13 @@ class AsyncRollouts(NotCopyable):
             # What this trainer has said since the last answer may have opened something.
             if collector.is_exhausted and asked_of == self._seq:
                 return collector.pick(0, whole_groups=whole_groups, groups=groups, all_of_them=True)
-            if collector.is_full and asked_of == self._seq:
-                self._refuse_full(count_min)
+            # Another task of this trainer may be about to say that what was yielded is done.
+            if collector.is_full and asked_of == self._seq and collector.count and not self._not_done:
+                raise BadCommand(
+                    f"min_responses={count_min} can't be reached: {collector.count} finished responses fill the job's "
+                    "payloads, and no other begins until some are done: take fewer at a time, or give payloads more "
+                    "room (the runbook says how)"
+                )
             left_s = deadline - loop.time()
             if left_s <= 0:
                 picked = collector.pick(0, whole_groups=whole_groups, groups=groups, all_of_them=True)
@@ -323,6 +328,11 @@ class AsyncRollouts(NotCopyable):
                     raise NoInstance(
                         f"nothing was ready after {wait_s:g} s, and no instance generates with model {self.model!r}: "
                         "start a runner, see 'tensorhub rollouts'"
+                    )
+                if collector.is_full and self._not_done:
+                    raise RolloutUnavailable(
+                        f"nothing was ready after {wait_s:g} s: {self._not_done} responses were yielded and are not "
+                        "done. They fill the job's payloads, and no other begins until some are done: call batch.done()"
                     )
                 raise RolloutUnavailable(f"nothing was ready after {wait_s:g} s: see 'tensorhub rollouts'")
             asked_of = self._seq
@@ -338,16 +348,6 @@ class AsyncRollouts(NotCopyable):
             instances = answer.instances
             self._published = answer.published
             collector.take(answer)
-
-    def _refuse_full(self, count_min: int) -> None:
-        """Raise `BadCommand` where this trainer waits for responses that can't begin before its own are done."""
-        waiting, yielded = self._collector.count, self._not_done
-        if waiting or yielded:
-            raise BadCommand(
-                f"min_responses={count_min} can't be reached: {waiting} finished responses wait, and {yielded} were "
-                "yielded and are not done. They fill the job's payloads, and no other begins until some are done: call "
-                "batch.done(), take fewer at a time, or give payloads more room (the runbook says how)"
-            )
 
     async def _batch(self, picked: list[EndedRequest]) -> AsyncBatch:
         """Read the tokens of responses, each payload once."""

@@ -86,8 +86,8 @@ class Rollouts(NotCopyable):
             groups: Of these groups alone.
 
         Raises:
-            BadCommand: The finished responses that are not done fill the job's payloads, and are fewer than
-                `min_responses`: no other begins until some are done.
+            BadCommand: The finished responses fill the job's payloads, and are fewer than `min_responses`: no other
+                begins until some are done.
             NoInstance: Nothing was ready after `wait_s`, and no instance generates.
             RolloutUnavailable: Nothing was ready after `wait_s`, or another trainer has attached since.
         """
