@@ -252,7 +252,7 @@ class CopyPool:
     def _ended(self, job: PoolBatch) -> None:
         self._jobs.discard(job)
         if isinstance(job.failure, DeviceLost):
-            # No work on that GPU can be done in this process. It ends, and whoever supervises it starts the next one.
+            # No work on that GPU can be done in this process. It ends, and its supervisor starts the next one.
             self._work.fault("work on a GPU", job.failure)
 
     def close(self) -> None:

@@ -263,7 +263,8 @@ class Leader:
         if self._is_held_back:
             # Since the last look something may have been done.
             self._look_at_room()
-        return self._is_held_back and not self._begun
+        # Before all runners have reported, a group that has begun may look as if it had not.
+        return self._has_gathered and self._is_held_back and not self._begun
 
     def models(self) -> set[str]:
         """Return the models that instances run."""
@@ -304,7 +305,7 @@ class Leader:
             return
         if self._is_reserved(instance) or (of in self._alone and instance.pending):
             return
-        if not self._is_admitted(of):
+        if not self._admit(of):
             return
         self._n += 1
         self.counts.attempts += 1
@@ -339,8 +340,8 @@ class Leader:
                     self._reserve(self._group_of(of))
             self._judge_room()
 
-    def _is_admitted(self, of: RequestId) -> bool:
-        """Tell whether payloads have room for a request's group, and count it as begun then."""
+    def _admit(self, of: RequestId) -> bool:
+        """Count a request's group as begun where payloads have room for it, and tell whether it has begun."""
         group = self._group_of(of)
         if not self._payload_bytes_max or group in self._begun:
             return True
@@ -354,7 +355,9 @@ class Leader:
         """Tell whether a request's group has begun, as far as this request and those that have ended tell."""
         submission, index = self._group_of(of)
         group = self.state.submissions[submission].groups[index]
-        return 0 < group.open < group.size or self.requests[of].placement is not None or bool(self._held(of))
+        if 0 < group.open < group.size or self.requests[of].placement is not None:
+            return True
+        return bool(self._held(of) or self._stored_count(of))
 
     def _reserve(self, at: tuple[int, int]) -> None:
         if at not in self._begun:

@@ -337,6 +337,12 @@ def test_payloads_are_full_while_what_has_ended_is_not_done_and_nothing_else_can
     end = End(1, (RequestEnded(REQUEST, ATTEMPT, "stop", 4),), Payload("c" * 64, 70))
     leader.handle(EntryFolded(fold(state, 4, end).outcome), 11.0)
     assert is_full(20.0)
+    # The next leader does not know yet what runners have.
+    successor = Leader(state, LOG, limits, 20.0)
+    successor.handle(RoomSeen(100), 20.0)
+    assert not successor.is_full()
+    successor.handle(Tick(), 21.0)
+    assert successor.is_full()
     # Another consumer that has something which is not done may make room, and one that has nothing can't.
     fold(state, 5, Attach("other", "policy", 0, "o"))
     assert is_full(30.0)
