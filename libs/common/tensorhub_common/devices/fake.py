@@ -110,9 +110,11 @@ class FakeStream:
         self._give(what, act, spans)
 
     def _give(self, what: str, act: Callable[[], None], spans: tuple[Span, ...]) -> None:
-        after = tuple(each for each in (self._last, *self._waits) if each is not None)
-        self._waits = []
-        self._last = self._device.give(Work(f"{what} on stream {self.handle}", spans, act, after))
+        # As one step: a stream orders what several threads give it, as CUDA's do.
+        with self._device.lock:
+            after = tuple(each for each in (self._last, *self._waits) if each is not None)
+            self._waits = []
+            self._last = self._device.give(Work(f"{what} on stream {self.handle}", spans, act, after))
 
     def copy(self, to: int, origin: int, nbytes: int) -> None:
         """See `Stream.copy`."""
@@ -175,20 +177,26 @@ class FakeMemory:
         return os.dup(self._fd)
 
     def close(self) -> None:
-        """See `DeviceMemory.close`."""
-        mapping, self._mapping = self._mapping, None
-        if mapping is not None:
+        """See `DeviceMemory.close`. Memory that work under way touches stays mapped."""
+        if self._mapping is not None:
             self._device.host_touches(self.address, self._whole, "closing memory", writes=True)
+            mapping, self._mapping = self._mapping, None
             self._device.freed(self)
             _mapped.discard(self)
             os.close(self._fd)
             mapping.close()
 
     def __del__(self) -> None:
-        """Unmap it with the last reference."""
+        """Unmap it with the last reference, unless work under way would touch what is not there any more."""
         with contextlib.suppress(Exception):
-            self.close()
+            try:
+                self.close()
+            except DeviceRace:
+                _kept.append(self._mapping)
 
+
+_kept: Final[list[mmap.mmap | None]] = []
+"""What was dropped without a wait: the work may be done at any time, and must not end the process."""
 
 _mapped: "Final[weakref.WeakSet[FakeMemory]]" = weakref.WeakSet()
 """All memory of fake devices that this process has mapped."""
@@ -226,7 +234,7 @@ class FakeDevice:
         """Make a device with so much memory."""
         self.ordinal, self.uuid = ordinal, f"GPU-fake-{ordinal}"
         self._bytes_max, self._schedule = bytes_max, schedule
-        self._lock = threading.RLock()
+        self.lock: Final = threading.RLock()
         self._streams: dict[int, FakeStream] = {}
         self._open: list[Work] = []
         """What the host does not know to be done, in the order in which it was given."""
@@ -235,7 +243,8 @@ class FakeDevice:
 
     def free_bytes(self) -> int:
         """See `Device.free_bytes`. Memory of other processes is not counted."""
-        return self._bytes_max - sum(self._taken.values())
+        with self.lock:
+            return self._bytes_max - sum(self._taken.values())
 
     def total_bytes(self) -> int:
         """See `Device.total_bytes`."""
@@ -248,17 +257,18 @@ class FakeDevice:
 
     def finish(self) -> None:
         """See `Device.finish`."""
-        with self._lock:
+        with self.lock:
             for work in list(self._open):
                 self.finish_work(work)
 
     def stream(self) -> FakeStream:
         """See `Device.stream`."""
-        return self.stream_of(max(self._streams, default=0) + 1)
+        with self.lock:
+            return self.stream_of(max(self._streams, default=0) + 1)
 
     def stream_of(self, handle: int) -> FakeStream:
         """See `Device.stream_of`."""
-        with self._lock:
+        with self.lock:
             return self._streams.setdefault(handle, FakeStream(self, handle))
 
     def allocate(self, nbytes: int) -> FakeMemory:
@@ -271,7 +281,7 @@ class FakeDevice:
         fd = os.memfd_create("tensorhub-fake-device", os.MFD_CLOEXEC)
         os.truncate(fd, whole)
         memory = FakeMemory(self, fd, nbytes, whole, readonly=False, imported=False)
-        with self._lock:
+        with self.lock:
             self._taken[memory] = whole
         return memory
 
@@ -285,7 +295,7 @@ class FakeDevice:
     def pin(self, address: int, nbytes: int, *, readonly: bool = False) -> FakePinned:
         """See `Device.pin`."""
         del readonly
-        with self._lock:
+        with self.lock:
             if any(each.address < address + nbytes and address < each.address + each.nbytes for each in self._pinned):
                 raise DeviceError("a part of the memory is pinned already")
             self._pinned.append(FakePinned(self, address, nbytes))
@@ -293,12 +303,12 @@ class FakeDevice:
 
     def freed(self, memory: FakeMemory) -> None:
         """Count the memory no longer."""
-        with self._lock:
+        with self.lock:
             self._taken.pop(memory, None)
 
     def unpinned(self, pinned: FakePinned) -> None:
         """Count the range no longer."""
-        with self._lock:
+        with self.lock:
             self._pinned.remove(pinned)
 
     def check_reach(self, span: Span) -> None:
@@ -312,12 +322,12 @@ class FakeDevice:
 
     def host_touches(self, address: int, nbytes: int, what: str, *, writes: bool) -> None:
         """The host reads or writes memory now. Raises `DeviceRace` where work on it is under way."""
-        with self._lock:
+        with self.lock:
             self._check(Work(what, (Span(address, address + nbytes, writes),), lambda: None, ()))
 
     def give(self, work: Work) -> Work:
         """Take work of a stream. Raises `DeviceRace` where it is not ordered with what is under way."""
-        with self._lock:
+        with self.lock:
             open_before = [each for each in work.after if not each.known]
             work.before = frozenset(open_before).union(*(each.before for each in open_before))
             self._check(work)
@@ -330,7 +340,7 @@ class FakeDevice:
 
     def advance(self) -> None:
         """Do some of what is open, as the schedule has it; a lazy device does nothing."""
-        with self._lock:
+        with self.lock:
             if not isinstance(self._schedule, random.Random):
                 return
             for work in list(self._open):
@@ -339,7 +349,7 @@ class FakeDevice:
 
     def finish_work(self, work: Work) -> None:
         """Do what is open up to this work; the host knows it to be done. Raises `DeviceError` where it failed."""
-        with self._lock:
+        with self.lock:
             self._do(work)
             for each in (*work.before, work):
                 each.known = True

@@ -1,9 +1,14 @@
 """The fake device keeps the order that streams and events give, and finds work that nothing orders."""
 
+import contextlib
 import ctypes
+import gc
 import os
+import queue
 import random
-from collections.abc import Callable
+import sys
+import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -137,6 +142,65 @@ def test_the_host_is_held_to_the_order_too(device: FakeDevice) -> None:
         device.host_touches(memory.address, 1, "a look", writes=False)
     stream.record().wait()
     device.host_touches(memory.address, 1, "a look", writes=True)
+
+
+def test_memory_that_is_dropped_under_work_stays_until_the_process_ends() -> None:
+    device = FakeDevice()
+    stream, kept = device.stream(), device.allocate(SIZE)
+    dropped = device.allocate(SIZE)
+    stream.copy(kept.address, dropped.address, SIZE)
+    with pytest.raises(DeviceRace, match="closing memory is not ordered behind a copy"):
+        dropped.close()
+    del dropped
+    gc.collect()
+    stream.record().wait()
+    assert bytes_at(kept.address) == bytes(SIZE)
+
+
+@contextlib.contextmanager
+def at_once(act: Callable[[], object], threads: int = 4) -> Iterator[None]:
+    """Run in so many threads, which take turns as often as they can."""
+    switch_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        running = [threading.Thread(target=act) for _ in range(threads)]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+        yield
+    finally:
+        sys.setswitchinterval(switch_s)
+
+
+def test_threads_that_make_streams_at_once_get_one_each() -> None:
+    """A shared stream loses work: what two threads give it between two turns is behind the same work, not in a row."""
+    device, handles = FakeDevice(), queue.SimpleQueue[int]()
+
+    def make() -> None:
+        for _ in range(500):
+            handles.put(device.stream().handle)
+
+    with at_once(make):
+        assert len({handles.get_nowait() for _ in range(2000)}) == 2000
+
+
+def test_work_that_threads_give_to_one_stream_is_done_in_a_row() -> None:
+    device = FakeDevice()
+    stream, memory = device.stream(), device.allocate(SIZE)
+    failures = queue.SimpleQueue[DeviceRace]()
+
+    def give() -> None:
+        try:
+            for _ in range(200):
+                stream.fill(memory.address, SIZE, 3)
+        except DeviceRace as race:
+            failures.put(race)
+
+    with at_once(give):
+        assert failures.empty()
+    stream.record().wait()
+    memory.close()
 
 
 def test_memory_is_another_devices_by_its_descriptor_and_outlives_its_maker() -> None:
