@@ -290,6 +290,24 @@ def _blamed_together() -> tuple[Replacement, ...]:
     return ((Leader, "_blamed", lambda self, lost: lost),)
 
 
+def _room_judged_late() -> tuple[Replacement, ...]:
+    """A group that begins counts from the next look at payloads on: all of one look of the policy begin."""
+
+    def admit(self: Leader, of: RequestId) -> bool:
+        return not self._is_held_back or self._group_of(of) in self._begun
+
+    return ((Leader, "_admit", admit),)
+
+
+def _begun_by_placements_alone() -> tuple[Replacement, ...]:
+    """A group whose other members have ended, or whose tokens the log keeps, waits for room like one that is new."""
+
+    def has_begun(self: Leader, of: RequestId) -> bool:
+        return self.requests[of].placement is not None
+
+    return ((Leader, "_has_begun", has_begun),)
+
+
 BUGS: Final[Mapping[str, Callable[[], tuple[Replacement, ...]]]] = {
     "older-frame": _older_frame,
     "gap-taken": _gap_taken,
@@ -317,6 +335,8 @@ BUGS: Final[Mapping[str, Callable[[], tuple[Replacement, ...]]]] = {
     "delivered-twice": _delivered_twice,
     "moved-while-prefilling": _moved_while_prefilling,
     "blamed-together": _blamed_together,
+    "room-judged-late": _room_judged_late,
+    "begun-by-placements-alone": _begun_by_placements_alone,
 }
 
 

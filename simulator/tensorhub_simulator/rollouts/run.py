@@ -14,13 +14,23 @@ END_S: Final = 120.0
 """Within so much virtual time every job is over: nothing hangs."""
 POISONED_EVERY: Final = 9
 """In each so many seeds one, the first group kills each engine that begins it."""
+BOUNDED_EVERY: Final = 5
+"""In each so many seeds one, payloads have a limit."""
+PAYLOAD_BYTES_MAX: Final = 5_000
+"""Room for three groups at once, of six."""
 MODES: Final[tuple[OnUpdate, ...]] = ("continue", "restart", "finish", "keep")
 
 
 def run(seed: int) -> RolloutWorld:
     """Run a job to its end. Raises AssertionError where something does not hold."""
     poisoned = int(seed % POISONED_EVERY == 0)
-    world = RolloutWorld(seed, groups=GROUPS, poisoned=poisoned, on_update=MODES[seed % len(MODES)])
+    world = RolloutWorld(
+        seed,
+        groups=GROUPS,
+        poisoned=poisoned,
+        on_update=MODES[seed % len(MODES)],
+        payload_bytes_max=0 if seed % BOUNDED_EVERY else PAYLOAD_BYTES_MAX,
+    )
     Faults(world, seed)
     world.run(lambda: world.is_over, END_S)
     check(world)

@@ -33,6 +33,7 @@ from tensorhub_common.protocol.rollout.entries import (
     Submit,
 )
 from tensorhub_common.protocol.rollout.messages import (
+    TOKEN_BYTES,
     AssignResult,
     Finished,
     OnUpdate,
@@ -64,6 +65,7 @@ from tensorhub_rollout.core.leader_events import (
     PrefixLoaded,
     PromptLoaded,
     ReportCame,
+    RoomSeen,
     SendAbort,
     SendAssign,
     StoreEnd,
@@ -160,9 +162,12 @@ class RolloutWorld:
         groups: int = 6,
         poisoned: int = 0,
         on_update: OnUpdate = "continue",
+        payload_bytes_max: int = 0,
         chances: Chances | None = None,
     ) -> None:
         self.random, self.agenda = Random(seed), Agenda()
+        self.payload_bytes_max = payload_bytes_max
+        """How many bytes payloads may have together; 0: any number. Then the trainer takes whole groups alone."""
         self.chances = chances or Chances()
         self.on_update: OnUpdate = on_update
         self.entries: list[AnyEntry] = []
@@ -265,6 +270,8 @@ class RolloutWorld:
             seq = len(self.entries)
             folded = fold(self.truth, seq, entry)
             self.truth.check()
+            if self.payload_bytes_max:
+                assert self.truth.payload_bytes <= self.payload_bytes_max, "payloads have no room left"
             self._note(seq, entry, folded.outcome)
             for manager in self.managers:
                 self._later(manager, self.random.uniform(0.001, 0.004), partial(self._follow, manager))
@@ -402,6 +409,9 @@ class RolloutWorld:
         )
         if manager.leader is not None:
             self._tell_leader(manager, VersionsSeen(MODEL, self.versions))
+            # It has to ask for it.
+            tell_room = partial(self._tell_leader, manager, RoomSeen(self.payload_bytes_max))
+            self._later(manager, self.random.uniform(0.001, 0.1), tell_room)
 
     def _place_some(self, manager: ManagerProcess) -> None:
         leader = manager.leader
@@ -413,7 +423,7 @@ class RolloutWorld:
                 case PlaceAction(request=of, runner=runner):
                     assert pending[runner] < BalancingLimits().pending_max, f"{runner} has {pending[runner]} pending"
                     pending[runner] += 1
-                    self._tell_leader(manager, Place(of, runner))
+                    self._place(manager, leader, of, runner)
                 case MoveAction(request=of, target=target):
                     self.moves[of] += 1
                     assert self.moves[of] <= MOVES_MAX, f"request {of} is moved to and fro"
@@ -423,6 +433,17 @@ class RolloutWorld:
         for placement in [*leader.placements.values()]:
             if self.random.random() < self.chances.moved:
                 self._tell_leader(manager, Withdraw(placement.request))
+
+    def _place(self, manager: ManagerProcess, leader: Leader, of: RequestId, runner: str) -> None:
+        """Place a request; its group begins only where payloads have room for it beside those that have begun."""
+        state, begun = leader.state, _begun(leader)
+        self._tell_leader(manager, Place(of, runner))
+        group = of.submission, state.submissions[of.submission].requests[of.index].group
+        if self.payload_bytes_max and leader.requests[of].placement is not None and group not in begun:
+            groups = [state.submissions[submission].groups[index] for submission, index in begun]
+            used = state.payload_bytes + sum(2 * TOKEN_BYTES * each.tokens_max * each.open for each in groups)
+            room = LeaderLimits().admission_share_max * self.payload_bytes_max
+            assert used <= room, f"group {group} begins, and payloads with {len(begun)} groups have {used} of {room:g}"
 
     def _tell_leader(self, manager: ManagerProcess, event: LeaderInput) -> None:
         leader = manager.leader
@@ -473,10 +494,9 @@ class RolloutWorld:
         assert not is_there, f"{runner.name} is lost and was there all the time"
 
     def _write(self, responses: list[Written]) -> Payload:
-        body = repr(responses).encode()
-        digest = sha256(body).hexdigest()
+        digest = sha256(repr(responses).encode()).hexdigest()
         self.payloads[digest] = responses
-        return Payload(digest, len(body))
+        return Payload(digest, sum(len(each.tokens) + len(each.logprobs) for each in responses))
 
     def _prompt(self, of: RequestId) -> PromptLoaded:
         rule = VersionRule(None, STALENESS, self.on_update)
@@ -750,9 +770,8 @@ class RolloutWorld:
             count_max=self.random.randint(1, 6),
         )
         collector.take(answer_ready(self.truth, question, {}, {}))
-        ready = collector.pick(
-            1, whole_groups=self.random.random() < self.chances.whole_groups, groups=None, all_of_them=False
-        )
+        is_whole = self.random.random() < self.chances.whole_groups or bool(self.payload_bytes_max)
+        ready = collector.pick(1, whole_groups=is_whole, groups=None, all_of_them=False)
         self._check_whole(ready)
         self.yielded += [(self._attachment, each.request) for each in ready]
         undone = [of for attachment, of in self.yielded if attachment == self._attachment and of not in self.done]
@@ -773,3 +792,16 @@ class RolloutWorld:
     def is_over(self) -> bool:
         """Whether every group was submitted and every request is done."""
         return not self._groups_left and bool(self.opened) and len(self.done) == len(self.opened)
+
+
+def _begun(leader: Leader) -> set[tuple[int, int]]:
+    """Return the open groups that have begun as far as a leader can know, as (submission, index of the group)."""
+    found = set()
+    for of, request in leader.requests.items():
+        submission = leader.state.submissions[of.submission]
+        stored = submission.requests[of.index]
+        group = submission.groups[stored.group]
+        held = leader.responses.get(of)
+        if request.placement is not None or group.open < group.size or stored.kept or (held is not None and held.count):
+            found.add((of.submission, stored.group))
+    return found
