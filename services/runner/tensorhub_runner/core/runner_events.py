@@ -57,6 +57,8 @@ class StepTokens(msgspec.Struct, frozen=True):
     tokens: bytes
     logprobs: bytes
     finished: Finished | None = None
+    is_current: bool = False
+    """Whether all that is cached of it was computed with the weights in memory, as far as the engine can tell."""
 
 
 class EngineStepped(msgspec.Struct, frozen=True):

@@ -87,7 +87,8 @@ class Schedule:
         self._uses = array("q", bytes(8 * cache_tokens_max))
         """By place: how many sequences have it."""
         self._free = array("q", range(cache_tokens_max - 1, -1, -1))
-        self._weights = 0
+        self.weights = 0
+        """How often the weights have changed."""
 
     def __contains__(self, attempt: Attempt) -> bool:
         return attempt in self._sequences
@@ -107,7 +108,7 @@ class Schedule:
 
     def weights_changed(self) -> None:
         """Let no later sequence share what was computed until now."""
-        self._weights += 1
+        self.weights += 1
 
     def plan(self) -> list[Chunk]:
         """Decide about one step, and take the places for it. `computed` has to be called for each chunk."""
@@ -158,7 +159,7 @@ class Schedule:
         donors = [
             each
             for each in self._sequences.values()
-            if each.places and each.weights == self._weights and each.prompt == sequence.prompt
+            if each.places and each.weights == self.weights and each.prompt == sequence.prompt
         ]
         return max(donors, key=lambda each: each.computed, default=None)
 
@@ -173,7 +174,7 @@ class Schedule:
             sequence.places = donor.places[:shared]
             for place in sequence.places:
                 self._uses[place] += 1
-        sequence.computed, sequence.weights = shared, self._weights
+        sequence.computed, sequence.weights = shared, self.weights
         return True
 
     # ------------------------------------------------------------------------------------------ places

@@ -196,7 +196,9 @@ class TorchEngine:
             finished = Finished(sequence.attempt, sequence.made, reason)
             self._schedule.end(sequence.attempt)
         token, logprob = np.array(drawn.token, "<i4").tobytes(), np.array(drawn.logprob, "<f4").tobytes()
-        return StepTokens(sequence.attempt, token, logprob, finished)
+        return StepTokens(
+            sequence.attempt, token, logprob, finished, is_current=sequence.weights == self._schedule.weights
+        )
 
     def _failed(self, sequence: Sequence, error: str) -> StepTokens:
         self._schedule.end(sequence.attempt)

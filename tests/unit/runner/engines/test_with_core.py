@@ -61,9 +61,11 @@ class Driven:
                     pass
         self.core.check()
 
-    def assign(self, attempt: Attempt, rule: VersionRule, tokens: list[int], logprobs: list[float]) -> None:
+    def assign(
+        self, attempt: Attempt, rule: VersionRule, tokens: list[int], logprobs: list[float], index: int = 0
+    ) -> None:
         prefix = np.array(logprobs, "<f4").tobytes()
-        assign = Assign(RequestId(1, 0), attempt, ids(PROMPT), SAMPLING, rule, len(tokens), 0, ids(tokens), prefix)
+        assign = Assign(RequestId(1, index), attempt, ids(PROMPT), SAMPLING, rule, len(tokens), 0, ids(tokens), prefix)
         self.handle(AssignCame(AssignRequest("log", 1, 1, PublishedVersions(1, (1,)), (assign,))))
 
     def step(self) -> None:
@@ -105,3 +107,26 @@ def test_an_attempt_that_keeps_its_cache_goes_on_over_a_load() -> None:
         driven.step()
     assert (len(driven.tokens), driven.reasons) == (SAMPLING.tokens_max, ["length"])
     assert [run.kv for run in driven.core.held[Attempt(1, 1)].runs] == ["fresh", "kept"]
+
+
+def test_of_an_attempt_that_kept_its_cache_and_lost_it_the_run_says_from_where_on_it_was_computed_again() -> None:
+    """Two prompts of 5 tokens and responses of 9 don't fit into 18 places: the later one gives its own up."""
+    model = tiny("llama")
+    driven = Driven("runner-0", engine_of(model, cache_tokens_max=18))
+    driven.handle(WeightsLoaded(1, "root-1"))
+    attempts = [Attempt(1, 1), Attempt(1, 2)]
+    for index, attempt in enumerate(attempts):
+        driven.assign(attempt, VersionRule(staleness=1, on_update="keep"), [], [], index)
+    for _ in range(4):
+        driven.step()
+    driven.handle(WeightsChanging())
+    with torch.no_grad():
+        fill(model, 2)
+    driven.engine.weights_changed()
+    driven.handle(WeightsLoaded(2, "root-2"))
+    while driven.engine.has_work:
+        driven.step()
+    first, second = (driven.core.held[attempt] for attempt in attempts)
+    assert [run.kv for run in first.runs] == ["fresh", "kept"]
+    assert [run.kv for run in second.runs] == ["fresh", "kept", "recomputed"]
+    assert [run.version for run in second.runs] == [1, 2, 2]
