@@ -72,12 +72,12 @@ async def _relay(host: str, port: int, told: int) -> None:
 
 
 def _echoing() -> None:
-    from tensorhub_runner.app.service import RunnerService  # noqa: PLC0415 (a relay that forks first needs it not)
+    from tensorhub_runner.app.leader_link import LeaderLink  # noqa: PLC0415 (a relay that forks first needs it not)
 
     wait_s = float(os.environ["ECHO_S"])
 
     def echoing(works: OnMessage) -> OnMessage:
-        async def twice(self: RunnerService, message: object) -> bytes:
+        async def twice(self: LeaderLink, message: object) -> bytes:
             async def again() -> None:
                 await asyncio.sleep(wait_s)
                 await works(self, message)
@@ -87,8 +87,8 @@ def _echoing() -> None:
 
         return twice
 
-    RunnerService._on_assign = echoing(RunnerService._on_assign)  # type: ignore[assignment, method-assign]
-    RunnerService._on_abort = echoing(RunnerService._on_abort)  # type: ignore[assignment, method-assign]
+    LeaderLink._on_assign = echoing(LeaderLink._on_assign)  # type: ignore[assignment, method-assign]
+    LeaderLink._on_abort = echoing(LeaderLink._on_abort)  # type: ignore[assignment, method-assign]
 
 
 def _respawning() -> None:

@@ -454,6 +454,7 @@ def _fill_rollouts(book: _Book) -> None:
     asks: dict[str, tuple[Kind | None, Kind]] = {
         "outcome": (questions.OutcomeQuestion, questions.OutcomeAnswer),
         "ready": (questions.ReadyQuestion, questions.ReadyAnswer),
+        "seeding": (questions.SeedingQuestion, questions.SeedingAnswer),
         "status": (None, questions.RolloutStatus),
     }
     for what, (question, said) in asks.items():

@@ -16,6 +16,7 @@ _REQUEST: Final = RequestId(4711, 0)
 _PAYLOAD: Final = Payload("b996adfe1be9b807ff5a7052fc4dc57188bc9aab0bd886f2b51d9443400730af", 4096)
 _TOKENS_PAYLOAD: Final = "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"
 _SENDER: Final = SdkSender(4700, 2)
+_SEEDING: Final = questions.SeedingState(122.25, 6, ((4.0, 122.25),), 12)
 _VERSIONS: Final = messages.PublishedVersions(815, (11, 12))
 _RUN: Final = messages.TokenRun(0, 12, "6c78e0e3bd51d358d01e758642b85fb8", "runner-0", _ATTEMPT)
 _TOKENS: Final = struct.pack("<2i", 1024, 7)
@@ -80,6 +81,10 @@ _EXAMPLES: Final[tuple[msgspec.Struct, ...]] = (
         instances=2,
         published=(11, 12),
     ),
+    questions.SeedingQuestion(
+        _SENDER.attachment, 12, train_wait_s=31.5, seeded_s=120.0, initial_s=150.0, gain=3.0, state=_SEEDING
+    ),
+    questions.SeedingAnswer(_SEEDING, "6c78e0e3bd51d358d01e758642b85fb8"),
     questions.RolloutStatus(
         "run-7",
         "rollout-0.8f0c1d2e3a4b5c6d",

@@ -14,7 +14,7 @@ from tests.integration.security.conftest import MINE, THEIRS, LogIn
 from tests.integration.security.test_permissions import AT_ONCE_S, BOUND_S, Act, api, hears, says
 from tests.kit.waiting import until
 
-from tensorhub_common.auth.permissions import ROLLOUT_BUCKET, Role, User
+from tensorhub_common.auth.permissions import ASKS_OF_ROLLOUTS, ROLLOUT_BUCKET, Role, User
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import BlobMissing, NoResponder, NotPermitted, StreamFailure
 from tensorhub_common.bus.message import Message
@@ -26,6 +26,7 @@ from tensorhub_common.jetstream.rollout_log import RolloutLog, RolloutLogEntry
 from tensorhub_common.jetstream.snapshot_store import ROLLOUT_SNAPSHOTS, PackedSnapshot, SnapshotStore
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.rollout.entries import AnyEntry, Attach, Cancel, Done, End, Lead, Scale, SdkSender
+from tensorhub_common.protocol.subjects import LOCAL_RUNNER
 
 MANAGER, RUNNER, AGENT = User(Role.ROLLOUT), User(Role.RUNNER, "r"), User(Role.AGENT, "a")
 CLIENT, EVERY_JOBS_CLIENT, PLANNER = User(Role.CLIENT, MINE), User(Role.CLIENT), User(Role.PLANNER)
@@ -124,6 +125,16 @@ REFUSED: dict[str, tuple[User, Act]] = {
     "a client assigns": (CLIENT, to_runner("assign")),
     "a client hears assigns": (CLIENT, hears(subjects.to_runner(MINE, "assign", "r"))),
     "a client sends tokens": (CLIENT, from_runner("tokens")),
+    "a client assigns to its own engine": (CLIENT, says(subjects.to_runner(MINE, "assign", LOCAL_RUNNER))),
+    "a client sends its own engine's tokens in another job": (
+        CLIENT,
+        says(subjects.from_runner(THEIRS, "tokens", LOCAL_RUNNER)),
+    ),
+    "a client hears what another job's engine is asked": (
+        CLIENT,
+        hears(subjects.to_runner(THEIRS, "assign", LOCAL_RUNNER)),
+    ),
+    "a client writes into the manager's inbox": (CLIENT, says(f"{subjects.INBOX}.somebody.else")),
     "a client hears tokens": (CLIENT, hears(subjects.from_runners_of(MINE, "tokens"))),
     "a client answers for the manager": (CLIENT, hears(subjects.rollout_ask(MINE, "ready"))),
     "a client submits to another job": (CLIENT, appends(SDK_ENTRIES[0], THEIRS)),
@@ -222,8 +233,12 @@ async def test_a_manager_keeps_snapshots_trims_and_leads(manager: Bus) -> None:
         assert await lease.wait(held=True, timeout_s=BOUND_S)
 
 
-async def test_manager_and_runner_speak_with_each_other_and_the_trainer_asks(log_in: LogIn, manager: Bus) -> None:
-    runner, trainer = await log_in(RUNNER), await log_in(CLIENT)
+@pytest.mark.parametrize(("user", "name"), [(RUNNER, "r"), (CLIENT, LOCAL_RUNNER), (EVERY_JOBS_CLIENT, LOCAL_RUNNER)])
+async def test_manager_and_runner_speak_with_each_other_and_the_trainer_asks(
+    log_in: LogIn, manager: Bus, user: User, name: str
+) -> None:
+    """A trainer's own engine speaks with the trainer's key."""
+    runner, trainer = await log_in(user), await log_in(CLIENT)
     heard: list[tuple[str, bytes]] = []
 
     def answers(reply: bytes) -> Callable[[Message], Any]:
@@ -234,7 +249,7 @@ async def test_manager_and_runner_speak_with_each_other_and_the_trainer_asks(log
         return answer
 
     services = [
-        await runner.serve(subjects.to_runner(MINE, what, "r"), answers(b"by the runner"))
+        await runner.serve(subjects.to_runner(MINE, what, name), answers(b"by the runner"))
         for what in subjects.MANAGER_MESSAGES
     ]
     services += [
@@ -243,11 +258,13 @@ async def test_manager_and_runner_speak_with_each_other_and_the_trainer_asks(log
     ]
     services += [
         await manager.serve(subjects.rollout_asks_of_all_jobs(what), answers(b"by the manager"))
-        for what in ("outcome", "ready", "status")
+        for what in ASKS_OF_ROLLOUTS
     ]
-    asked = [(manager, subjects.to_runner(MINE, what, "r"), b"by the runner") for what in subjects.MANAGER_MESSAGES]
-    asked += [(runner, subjects.from_runner(MINE, what, "r"), b"by the manager") for what in subjects.RUNNER_MESSAGES]
-    asked += [(trainer, subjects.rollout_ask(MINE, what), b"by the manager") for what in ("outcome", "ready", "status")]
+    asked = [
+        *((manager, subjects.to_runner(MINE, what, name), b"by the runner") for what in subjects.MANAGER_MESSAGES),
+        *((runner, subjects.from_runner(MINE, what, name), b"by the manager") for what in subjects.RUNNER_MESSAGES),
+        *((trainer, subjects.rollout_ask(MINE, what), b"by the manager") for what in ASKS_OF_ROLLOUTS),
+    ]
     for bus, subject, reply in asked:
         assert await bus.request(subject, b"a question") == reply
     assert heard == [(subject, b"a question") for _, subject, _ in asked]

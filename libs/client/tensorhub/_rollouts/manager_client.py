@@ -20,12 +20,14 @@ from tensorhub_common.protocol.rollout.questions import (
     ReadyAnswer,
     ReadyQuestion,
     RolloutStatus,
+    SeedingAnswer,
+    SeedingQuestion,
 )
 
 RETRY_S: Final = 0.05
 """The pause after no manager answered."""
 
-Answer = TypeVar("Answer", OutcomeAnswer, ReadyAnswer, RolloutStatus)
+Answer = TypeVar("Answer", OutcomeAnswer, ReadyAnswer, RolloutStatus, SeedingAnswer)
 
 
 class ManagerClient:
@@ -67,6 +69,13 @@ class ManagerClient:
     async def ready(self, question: ReadyQuestion, deadline: float) -> ReadyAnswer:
         """Return what has ended. Raises `RolloutUnavailable` where the attachment is over."""
         answer = await self.ask("ready", question, ReadyAnswer, deadline)
+        if answer.error is not None:
+            raise _public(answer.error, answer.message)
+        return answer
+
+    async def seeding(self, question: SeedingQuestion, deadline: float) -> SeedingAnswer:
+        """Return what is known of seeding. Raises `RolloutUnavailable` where the attachment is over."""
+        answer = await self.ask("seeding", question, SeedingAnswer, deadline)
         if answer.error is not None:
             raise _public(answer.error, answer.message)
         return answer

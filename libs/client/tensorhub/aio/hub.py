@@ -349,6 +349,7 @@ class AsyncHub(NotCopyable):
             on_update=on_update,
             policy=policy,
             sampling=sampling or Sampling(),
+            shards=lambda: tuple(self._shards),
         )
         return await attached(rollouts, left)
 

@@ -9,7 +9,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from tensorhub import arguments
 from tensorhub._agent.call_spans import Tracing
@@ -19,6 +19,7 @@ from tensorhub._rollouts.manager_client import ManagerClient
 from tensorhub._rollouts.prompts import Prompt, Sampling, checked_prompts
 from tensorhub._rollouts.responses import Response, response_of
 from tensorhub.aio.lifetime import NotCopyable
+from tensorhub.aio.seeding import AsyncSeeding, SeedingClock
 from tensorhub.errors import closed_error
 from tensorhub_common.errors import BadCommand, NoInstance, RolloutUnavailable
 from tensorhub_common.observability.trace_context import AttributeValue, TraceContext
@@ -52,10 +53,14 @@ from tensorhub_common.protocol.rollout.questions import (
     OutcomeQuestion,
     ReadyQuestion,
     RolloutStatus,
+    SeedingAnswer,
+    SeedingQuestion,
 )
 from tensorhub_common.protocol.spans import SUBMIT
 
 if TYPE_CHECKING:
+    from tensorhub.aio.shard import AsyncShard
+    from tensorhub_common.bus.connection import Bus
     from tensorhub_common.jetstream.payload_store import PayloadStore
 
 SUBMIT_S: Final = 60.0
@@ -119,6 +124,7 @@ class AsyncRollouts(NotCopyable):
         on_update: OnUpdate,
         policy: RolloutPolicy,
         sampling: Sampling,
+        shards: "Callable[[], Iterable[AsyncShard]]",
     ) -> None:
         self.model, self.name, self.epoch = model, name, _whole("epoch", epoch, 0, 2**53)
         _one_of("policy", policy, get_args(RolloutPolicy))
@@ -139,6 +145,8 @@ class AsyncRollouts(NotCopyable):
         self._prompts: OrderedDict[str, SubmittedPrompts] = OrderedDict()
         self._published: tuple[int, ...] = ()
         self._is_closed = False
+        self._shards = shards
+        self.seeding_clock = SeedingClock()
 
     def __repr__(self) -> str:
         return f"<rollouts {self.name!r} of {self.model!r} in job {self._manager.job!r}, epoch {self.epoch}>"
@@ -299,6 +307,15 @@ class AsyncRollouts(NotCopyable):
 
         Raises as `batches`.
         """
+        began_at = asyncio.get_running_loop().time()
+        try:
+            return await self._until_picked(count_min, whole_groups=whole_groups, groups=groups, wait_s=wait_s)
+        finally:
+            self.seeding_clock.train_wait_s += asyncio.get_running_loop().time() - began_at
+
+    async def _until_picked(
+        self, count_min: int, *, whole_groups: bool, groups: Collection[str] | None, wait_s: float
+    ) -> list[EndedRequest]:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         collector = self._collector
@@ -371,6 +388,74 @@ class AsyncRollouts(NotCopyable):
             async with self._saying:
                 await self._say(lambda by: Done(by, part), deadline)  # noqa: B023 (called at once)
         self._not_done -= len(requests)
+
+    # ------------------------------------------------------------------------------------------ seeding
+
+    def seeding(
+        self,
+        engine: Any,  # noqa: ANN401 (an engine of tensorhub_runner's protocol; the SDK depends on no service)
+        *,
+        seconds: float | None = None,
+        initial_s: float = 150.0,
+        gain: float = 3.0,
+        timeout_s: float = 30,
+    ) -> AsyncSeeding:
+        """Have the trainer's own engine generate at the beginning of a step, as one more instance (RLBoost).
+
+        Its weights are the version that this process has published, and must not change within the block. The block
+        ends after `seconds`, or as soon as the engine has nothing to do. What it has begun goes on elsewhere, behind
+        its last token. So the trainer's GPUs work until the first batch is worth training on.
+
+        How long is learnt from step to step (NSDI'26, Algorithm 1): longer where the trainer waited in `batches()`,
+        shorter where the last remote token had long come when the next version was published.
+
+        Examples:
+            >>> await rollouts.submit(prompts)
+            >>> async with rollouts.seeding(engine):
+            ...     pass
+            >>> async for batch in rollouts.batches(min_responses=64):
+            ...     train(batch.responses)
+
+        Args:
+            engine: An engine over the trainer's model, such as `tensorhub_runner.engines.torch_engine.TorchEngine`.
+                Between two seedings it is the trainer's.
+            seconds: So long at most; None: what was learnt.
+            initial_s: What is taken for the first step.
+            gain: The higher, the slower it learns.
+            timeout_s: The bound in seconds of beginning.
+
+        Raises:
+            NotPublished: This process has registered no shard of the model that holds a version.
+            BadCommand: `engine` is none, or another one seeds already.
+            RolloutUnavailable: No manager answered within the bound, or another trainer has attached since.
+        """
+        self._check_open()
+        return AsyncSeeding(self, engine, seconds=seconds, initial_s=initial_s, gain=gain, timeout_s=timeout_s)
+
+    @property
+    def local_version(self) -> int | None:
+        """The version that a shard of this process holds."""
+        return next(
+            (each.version for each in self._shards() if each.model == self.model and each.version is not None), None
+        )
+
+    @property
+    def attachment(self) -> int:
+        """The number of this attachment."""
+        return self._attachment
+
+    @property
+    def job(self) -> str:
+        """The job."""
+        return self._manager.job
+
+    async def bus(self, deadline: float) -> "Bus":
+        """Return the connection to NATS. Raises `NoBus` at the deadline of the loop's time."""
+        return await self._registry.bus(max(0.0, deadline - asyncio.get_running_loop().time()))
+
+    async def ask_seeding(self, question: SeedingQuestion, deadline: float) -> SeedingAnswer:
+        """Return what the manager has learnt of seeding. Raises `RolloutUnavailable`."""
+        return await self._manager.seeding(question, deadline)
 
     # ------------------------------------------------------------------------------------------ the rest
 

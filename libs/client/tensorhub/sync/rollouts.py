@@ -1,11 +1,14 @@
 """The twin of `AsyncRollouts` for programs without an event loop."""
 
+import sys
 from collections.abc import Generator, Iterable
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from typing import Any
 
 from tensorhub._rollouts.responses import Response
 from tensorhub.aio.lifetime import NotCopyable
 from tensorhub.aio.rollouts import AsyncBatch, AsyncRollouts
+from tensorhub.aio.seeding import AsyncSeeding
 from tensorhub.sync.blocking import blocking
 from tensorhub.sync.loop_thread import LoopThread
 from tensorhub_common.errors import TensorHubError
@@ -102,3 +105,30 @@ class Rollouts(NotCopyable):
         finally:
             with suppress(TensorHubError):
                 self._background.run(found.aclose())
+
+    @contextmanager
+    def seeding(
+        self,
+        engine: Any,  # noqa: ANN401 (as of its twin)
+        *,
+        seconds: float | None = None,
+        initial_s: float = 150.0,
+        gain: float = 3.0,
+        timeout_s: float = 30,
+    ) -> Generator[AsyncSeeding, None, None]:
+        """Have the trainer's own engine generate at the beginning of a step; see `AsyncRollouts.seeding`.
+
+        Examples:
+            >>> rollouts.submit(prompts)
+            >>> with rollouts.seeding(engine):
+            ...     pass
+        """
+        run = self._background.run
+        seeding = self._twin.seeding(engine, seconds=seconds, initial_s=initial_s, gain=gain, timeout_s=timeout_s)
+        run(seeding.__aenter__())
+        try:
+            yield seeding
+        except BaseException:
+            run(seeding.__aexit__(*sys.exc_info()))
+            raise
+        run(seeding.__aexit__(None, None, None))

@@ -11,6 +11,7 @@ Invariants:
 - An agent reads neither the rollout log of a job nor its payloads: it can make consumers of events alone, and these
   streams give single messages only through `STREAM.MSG.GET`.
 - A client appends what a trainer says of rollouts. What their manager says is the manager's alone.
+- A client speaks as one runner, the trainer's own engine, and answers what it was asked as that, into no other inbox.
 - A client of one job can name no other job.
 
 Allow lists have one gap. JetStream sends its answers to the reply subject of a request. A user that may send JetStream
@@ -25,10 +26,13 @@ from typing import Final
 
 import msgspec
 
+from tensorhub_common.errors import InvalidName
 from tensorhub_common.protocol import subjects
-from tensorhub_common.protocol.subjects import check_name
+from tensorhub_common.protocol.subjects import LOCAL_RUNNER, check_name
 
 _API: Final = "$JS.API"
+ANSWER_EXPIRY: Final = '"5s"'
+"""So long a message may be answered by who may write into no inbox; askers wait for less."""
 _LEASES: Final = "$KV.tensorhub.>"
 ROLLOUT_BUCKET: Final = "tensorhub-rollouts"
 """The bucket with the leases of rollout managers. That of registries is out of their reach."""
@@ -40,7 +44,7 @@ ASKS_OF_PLANNER: Final = ("health.planner",)
 ASKS_OF_AGENTS: Final = ("open", "plan")
 ASKS_OF_ALL_PROCESSES: Final = ("transfers", "spans", "activity")
 """What every process answers for itself."""
-ASKS_OF_ROLLOUTS: Final = ("outcome", "ready", "status")
+ASKS_OF_ROLLOUTS: Final = ("outcome", "ready", "seeding", "status")
 """What anybody with a job's credentials may ask the job's rollout manager."""
 ASKS_OF_CLIENTS: Final = (*ASKS_OF_REGISTRY, *ASKS_OF_PLANNER, *ASKS_OF_ALL_PROCESSES)
 
@@ -70,6 +74,8 @@ class User(msgspec.Struct, frozen=True, order=True):
         """Check the name, which becomes part of subjects."""
         if self.role in (Role.AGENT, Role.RUNNER):
             check_name(self.role, self.name or "")
+            if self.name == LOCAL_RUNNER and self.role is Role.RUNNER:
+                raise InvalidName(f"no runner can be called {LOCAL_RUNNER!r}: that is a trainer's own engine")
         elif self.role is Role.CLIENT and self.name is not None:
             subjects.check_job(self.name)
         elif self.role is not Role.CLIENT and self.name is not None:
@@ -84,6 +90,8 @@ class Permissions(msgspec.Struct, frozen=True):
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
+    answers: bool = False
+    """Whether the user may answer each message that it got, once, whatever its inbox."""
 
 
 def inbox_of(public_key: str) -> str:
@@ -109,7 +117,11 @@ def permissions_of(user: User, inbox: str) -> Permissions:
         case Role.CLIENT:
             publish, subscribe = _client(user.name)
     # Into its own inbox it writes to learn that the server has read what it sent before; health checks ping.
-    return Permissions((f"{_API}.INFO", subjects.pings(), f"{inbox}.>", *publish), (f"{inbox}.>", *subscribe))
+    return Permissions(
+        (f"{_API}.INFO", subjects.pings(), f"{inbox}.>", *publish),
+        (f"{inbox}.>", *subscribe),
+        answers=user.role is Role.CLIENT,
+    )
 
 
 def _registry() -> tuple[list[str], list[str]]:
@@ -192,8 +204,10 @@ def _client(job: str | None) -> tuple[list[str], list[str]]:
             subjects.commands_of_all_jobs_by_anyone(),
             *(subjects.rollout_entries_of_all_jobs(verb) for verb in subjects.SDK_VERBS),
             subjects.payloads_of_all_jobs(),
+            *(subjects.from_runners_of_all_jobs(what, LOCAL_RUNNER) for what in subjects.RUNNER_MESSAGES),
         ]
-        return [*streams, *said, *asks], [subjects.events_of_all_jobs()]
+        asked = [subjects.to_runners_of_all_jobs(what, LOCAL_RUNNER) for what in subjects.MANAGER_MESSAGES]
+        return [*streams, *said, *asks], [subjects.events_of_all_jobs(), *asked]
     streams = [
         *_reading(subjects.log_stream(job)),
         *_reading(subjects.blob_stream(job)),
@@ -210,8 +224,10 @@ def _client(job: str | None) -> tuple[list[str], list[str]]:
         subjects.commands_by_anyone(job),
         *(subjects.rollout_entry(job, verb) for verb in subjects.SDK_VERBS),
         subjects.payloads_of(job),
+        *(subjects.from_runner(job, what, LOCAL_RUNNER) for what in subjects.RUNNER_MESSAGES),
     ]
-    return [*streams, *said, *asks], [subjects.events_of(job)]
+    asked = [subjects.to_runner(job, what, LOCAL_RUNNER) for what in subjects.MANAGER_MESSAGES]
+    return [*streams, *said, *asks], [subjects.events_of(job), *asked]
 
 
 def _reading(stream: str, consumers: str = ">") -> list[str]:
@@ -246,11 +262,12 @@ def _order(entry: tuple[User, str]) -> tuple[str, str]:
 
 def _entry(user: User, key: str) -> str:
     permissions = permissions_of(user, inbox_of(key))
+    answers = f"\n      allow_responses: {{ max: 1, expires: {ANSWER_EXPIRY} }}" if permissions.answers else ""
     return f"""\
     # {user}
     {{ nkey: {key}, permissions: {{
       publish: {{ allow: {_listed(permissions.publish)} }}
-      subscribe: {{ allow: {_listed(permissions.subscribe)} }}
+      subscribe: {{ allow: {_listed(permissions.subscribe)} }}{answers}
     }} }}"""
 
 

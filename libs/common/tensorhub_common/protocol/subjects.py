@@ -90,6 +90,8 @@ MANAGER_MESSAGES: Final = ("assign", "abort")
 """What the rollout manager asks a runner for."""
 RUNNER_MESSAGES: Final = ("tokens", "report", "beat")
 """What a runner tells the rollout manager."""
+LOCAL_RUNNER: Final = "trainer"
+"""The instance that a trainer's own engine is while it seeds: one of a job, which a client may speak as."""
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _INDEX: Final = re.compile(r"0|[1-9][0-9]{0,5}", re.ASCII)

@@ -32,7 +32,7 @@ from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.decoding import MALFORMED
 from tensorhub_common.protocol.queries import QueryError
 from tensorhub_common.protocol.rollout.messages import Frame, Report, RunnerHeartbeat
-from tensorhub_common.protocol.rollout.questions import OutcomeQuestion, ReadyQuestion
+from tensorhub_common.protocol.rollout.questions import OutcomeQuestion, ReadyQuestion, SeedingQuestion
 from tensorhub_common.runtime.supervision import Fault, Supervisor
 from tensorhub_common.service.systemd import serving
 from tensorhub_rollout.core.leader import LeaderLimits
@@ -180,6 +180,7 @@ class RolloutManager:
         asks: dict[str, Callable[[Message], Awaitable[bytes]]] = {
             "outcome": self._on_outcome,
             "ready": self._on_ready,
+            "seeding": self._on_seeding,
             "status": self._on_status,
         }
         for what, on_question in asks.items():
@@ -233,6 +234,9 @@ class RolloutManager:
 
     async def _on_ready(self, message: Message) -> bytes:
         return await _answered(message, ReadyQuestion, lambda question: self._job_of(message).ready(question))
+
+    async def _on_seeding(self, message: Message) -> bytes:
+        return await _answered(message, SeedingQuestion, lambda question: self._job_of(message).seeding(question))
 
     async def _on_status(self, message: Message) -> bytes:
         try:

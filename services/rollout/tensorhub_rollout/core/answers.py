@@ -3,7 +3,10 @@
 The caller waits until the state has the entry that a question names.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from msgspec.structs import replace
 
 from tensorhub_common.errors import RolloutUnavailable, StaleSender
 from tensorhub_common.protocol.rollout.entries import RequestId
@@ -14,9 +17,19 @@ from tensorhub_common.protocol.rollout.questions import (
     OutcomeQuestion,
     ReadyAnswer,
     ReadyQuestion,
+    SeedingAnswer,
+    SeedingQuestion,
 )
 from tensorhub_rollout.core.outcomes import Attached, Outcome, Refused, Repeated, Submitted
 from tensorhub_rollout.core.state import Consumer, RolloutState
+from tensorhub_rollout.core.step_meter import StepMeter
+from tensorhub_rollout.policy.seeding import SeedingSettings, StepTimes, after_step, first
+
+LOCAL_ENGINES: Final = 1
+"""A trainer seeds with one engine; instances are counted in units of it."""
+
+
+_REPLACED: Final = "another trainer has attached to this consumer since: only the latest gets its responses"
 
 
 def answer_outcome(state: RolloutState, recent: Mapping[int, Outcome], question: OutcomeQuestion) -> OutcomeAnswer:
@@ -66,8 +79,7 @@ def answer_ready(
     """
     consumer = _consumer_of(state, question.attachment)
     if consumer is None:
-        message = "another trainer has attached to this consumer since: only the latest gets its responses"
-        return ReadyAnswer(error=StaleSender.__name__, message=message)
+        return ReadyAnswer(error=StaleSender.__name__, message=_REPLACED)
     ended = _ended_behind(state, consumer, question)
     page = [each for each, _ in zip(ended, range(question.count_max), strict=False)]
     known = versions.get(consumer.model)
@@ -80,6 +92,37 @@ def answer_ready(
         # Where others have some as well, their `done` may make room.
         is_full=is_full and all(each is consumer for each in state.consumers.values() if each.ended),
     )
+
+
+def answer_seeding(
+    state: RolloutState,
+    question: SeedingQuestion,
+    meter_of: Callable[[str], StepMeter],
+    root_of: Callable[[str, int], str],
+) -> SeedingAnswer:
+    """Say how long to seed in the step that begins; each step is learnt from once, if this leader saw it whole.
+
+    `root_of` a model and a version: empty where it is not known.
+    """
+    consumer = _consumer_of(state, question.attachment)
+    if consumer is None:
+        return SeedingAnswer(error=StaleSender.__name__, message=_REPLACED)
+    settings = SeedingSettings(gain=question.gain, initial_s=question.initial_s)
+    known = question.state or first(settings, LOCAL_ENGINES)
+    meter, root = meter_of(consumer.model), root_of(consumer.model, question.version)
+    step = meter.last
+    if step is None or step.version <= known.version:
+        return SeedingAnswer(known, root)
+    times = StepTimes(
+        train_wait_s=question.train_wait_s,
+        train_s=max(0.0, step.whole_s - question.train_wait_s - question.seeded_s),
+        remote_s=step.remote_s,
+        remote_wait_s=step.remote_wait_s,
+        remote_units=step.instances / LOCAL_ENGINES,
+        is_steady=step.is_steady,
+    )
+    learnt = after_step(known, times, settings, LOCAL_ENGINES, meter.instances / LOCAL_ENGINES)
+    return SeedingAnswer(replace(learnt, version=step.version), root)
 
 
 def has_ready(state: RolloutState, question: ReadyQuestion) -> bool:

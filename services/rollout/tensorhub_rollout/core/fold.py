@@ -58,10 +58,13 @@ from tensorhub_rollout.core.state import (
     StoredEnd,
     StoredPayload,
     Submission,
+    WishedInstances,
 )
 from tensorhub_rollout.core.transitions import REQUEST_TRANSITIONS, RequestState, RequestTransition
 
 CONSUMERS_MAX: Final = 64
+SITES_MAX: Final = 64
+"""Limit of the sites at which instances are wished for."""
 GROUPS_MAX: Final = 1024
 """Limit of the groups of one entry."""
 GROUP_SIZE_MAX: Final = 1024
@@ -324,6 +327,9 @@ class _Step:
 
     def scale(self, entry: Scale) -> Scaled:
         self._check_term(entry.term)
+        if entry.site not in self.state.wished and len(self.state.wished) >= SITES_MAX:
+            raise _EntryRefused(BadCommand, f"instances are wished for at {SITES_MAX} sites already")
+        self.state.wished[entry.site] = WishedInstances(entry.instances, entry.reason)
         return Scaled()
 
     def _check_term(self, term: int) -> None:

@@ -72,6 +72,7 @@ from tensorhub_rollout.core.outcomes import Attached, Cancelled, Ended, Submitte
 from tensorhub_rollout.core.placements import Instance, OpenRequest, PastAttempt, Placement
 from tensorhub_rollout.core.responses import Response, TokensDiffer
 from tensorhub_rollout.core.state import Request, RolloutState
+from tensorhub_rollout.core.step_meter import StepMeter
 from tensorhub_rollout.core.transitions import AttemptState, AttemptTransition, RequestState
 from tensorhub_rollout.core.waiting import WaitingQueue
 from tensorhub_rollout.policy.view import FleetView, InstanceView
@@ -131,6 +132,8 @@ class Leader:
         self.versions: dict[str, PublishedVersions] = {}
         """By model."""
         self.waiting = WaitingQueue()
+        self._pinned: dict[RequestId, int] = {}
+        """Open requests that are for one version alone, with it."""
         self.counts = LeaderCounts()
         self._alone: set[RequestId] = set()
         """Requests that are tried alone: each may be what kills the instances that begin with it."""
@@ -145,6 +148,8 @@ class Leader:
         """Whether payloads have no room for further groups."""
         self._steps: dict[str, int] = {}
         """By model: how many of its newest versions this leader has seen."""
+        self._meters: dict[str, StepMeter] = {}
+        """By model."""
         self._effects: list[LeaderEffect] = []
         self._n = 0
         self._listening_since = now
@@ -233,8 +238,12 @@ class Leader:
     def _versions_seen(self, event: VersionsSeen) -> None:
         known = self.versions.get(event.model, _NO_VERSIONS).published
         self.versions[event.model] = event.versions
-        if max(event.versions.published, default=-1) > max(known, default=-1):
+        newest = max(event.versions.published, default=-1)
+        if newest > max(known, default=-1):
             self._steps[event.model] = self._steps.get(event.model, 0) + 1
+            meter = self.meter(event.model)
+            meter.see_fleet(self._remote_of(event.model))
+            meter.end(newest, self._now)
         self._restart_retired(event.model)
         self._end_unreachable(event.model)
 
@@ -266,6 +275,10 @@ class Leader:
         # Before all runners have reported, a group that has begun may look as if it had not.
         return self._has_gathered and self._is_held_back and not self._begun
 
+    def meter(self, model: str) -> StepMeter:
+        """Return what is measured of a model's steps."""
+        return self._meters.setdefault(model, StepMeter())
+
     def models(self) -> set[str]:
         """Return the models that instances run."""
         return {each.model for each in self.instances.values()}
@@ -273,6 +286,9 @@ class Leader:
     def view(self, model: str) -> FleetView:
         """Return what a policy sees of a model's requests and instances."""
         waiting = self.waiting.of_model(model) if self._has_gathered else iter(())
+        if self._pinned:
+            serving = {each.version for each in self.instances.values() if each.model == model and each.takes_more}
+            waiting = (of for of in waiting if of not in self._pinned or self._pinned[of] in serving)
         if self._is_held_back:
             waiting = (of for of in waiting if self._group_of(of) in self._begun)
         instances = tuple(
@@ -283,12 +299,13 @@ class Leader:
                 tuple(each.executing),
                 takes_more=each.takes_more and not self._is_reserved(each),
                 is_leaving=each.is_leaving,
+                version=each.version,
             )
             for runner, each in self.instances.items()
             if each.model == model
         )
         shown = tuple(islice(waiting, WAITING_SHOWN_MAX))
-        return FleetView(shown, instances, self._steps.get(model, 0), frozenset(self._alone))
+        return FleetView(shown, instances, self._steps.get(model, 0), frozenset(self._alone), self._pinned)
 
     def measured(self, runner: str) -> tuple[EngineStep, ...]:
         """Return the latest steps of an instance's engine."""
@@ -672,6 +689,10 @@ class Leader:
     def _open(self, of: RequestId) -> None:
         """Take a request that is open in the log."""
         self.requests[of] = OpenRequest()
+        submission = self.state.submissions[of.submission]
+        version = submission.groups[submission.requests[of.index].group].version
+        if version is not None:
+            self._pinned[of] = version
         self._queue(of)
 
     def _queue(self, of: RequestId) -> None:
@@ -681,6 +702,8 @@ class Leader:
         response = self.responses.get(of)
         has_begun = bool(self._stored_count(of) if response is None else response.count)
         self.waiting.put(of, self._model_of(of), group.priority, has_begun=has_begun)
+        if of in self._pinned:
+            self._end_unreachable(self._model_of(of))
 
     def _drop(self, placement: Placement) -> None:
         del self.placements[placement.attempt]
@@ -697,7 +720,6 @@ class Leader:
             case Submitted(opened=opened):
                 for of in opened:
                     self._open(of)
-                self._end_unreachable(self._model_of(opened[0]) if opened else "")
             case Ended(requests=gone) | Cancelled(requests=gone) | Attached(dropped=gone):
                 for of in gone:
                     self._close(of)
@@ -707,6 +729,7 @@ class Leader:
     def _close(self, of: RequestId) -> None:
         """The log has the request's end: the runners of its attempts forget them."""
         request = self.requests.pop(of)
+        self._pinned.pop(of, None)
         self._alone.discard(of)
         self.waiting.discard(of)
         self.responses.pop(of, None)
@@ -721,16 +744,17 @@ class Leader:
     def _end_unreachable(self, model: str) -> None:
         """End what waits for a version that is gone: no instance has it, and newer ones are published."""
         published = self._versions_of(model).published
+        if not published or not self._has_gathered:
+            return
+        newest = max(published)
         held = {each.version for each in self.instances.values() if each.model == model}
-        for of in [*self.waiting.of_model(model)]:
-            submission = self.state.submissions[of.submission]
-            version = submission.groups[submission.requests[of.index].group].version
-            if version is None or version in held or not published or version >= max(published):
+        for of, version in [*self._pinned.items()]:
+            if version in held or version >= newest or of not in self.waiting or self._model_of(of) != model:
                 continue
             self.waiting.discard(of)
             response = self.responses.get(of)
             count = 0 if response is None else response.count
-            error = f"it was for version {version} alone, which no instance holds: the newest is {max(published)}"
+            error = f"it was for version {version} alone, which no instance holds: the newest is {newest}"
             attempt = None if response is None else response.attempt
             self.requests[of].ending = RequestEnded(of, attempt, "failed", count, error)
             self._store_end(of)
@@ -773,7 +797,10 @@ class Leader:
         if beat.steps != instance.steps or not instance.attempts:
             instance.stepped_at = self._now
         instance.steps, instance.model, instance.slots = beat.steps, beat.model, beat.slots
-        instance.version, instance.is_leaving = beat.version, beat.is_leaving
+        if beat.version != instance.version:
+            instance.version = beat.version
+            self._end_unreachable(beat.model)
+        instance.is_leaving, instance.is_local = beat.is_leaving, beat.is_local
         instance.measured.extend(beat.measured)
         versions = self._versions_of(beat.model)
         self._effects.append(AnswerHeartbeat(HeartbeatResult(self.log, self.term, versions, not instance.has_reported)))
@@ -886,6 +913,8 @@ class Leader:
                 placement.finished = each
                 instance.streaming.pop(attempt_key(each.attempt), None)
                 finished.append(placement)
+        if frame.tokens and not instance.is_local:
+            self.meter(instance.model).last_token_at = self._now
         resend, is_unknown = self._take_rows(instance, frame)
         for placement in finished:
             if placement.attempt in self.placements and not self._look_whether_over(placement):
@@ -994,6 +1023,8 @@ class Leader:
         limits = self.limits
         if not self._has_gathered and self._is_connected and self._now >= self._gathered_at:
             self._has_gathered = all(each.has_reported for each in self.instances.values())
+            for model in self.models() if self._has_gathered else ():
+                self._end_unreachable(model)
         if self._is_connected:
             self._lose_silent()
         for placement in [*self._asked.values()]:
@@ -1001,6 +1032,8 @@ class Leader:
                 self._ask_again(placement)
         for instance in self.instances.values():
             self._ask_to_forget(instance)
+        for model, meter in self._meters.items():
+            meter.see_fleet(self._remote_of(model))
         if self._now - self._rated_at >= limits.rate_s:
             self._count_rates()
             self._look_at_room()
@@ -1009,6 +1042,13 @@ class Leader:
         for instance in self._due_to_checkpoint()[: 1 + int(2 * len(self.instances) / looks)]:
             instance.checkpointed_at = self._now
             self._checkpoint(instance)
+
+    def _remote_of(self, model: str) -> frozenset[str]:
+        """Return the instances of a model that are not the trainer's own, and stay."""
+        every = self.instances.values()
+        return frozenset(
+            each.runner for each in every if each.model == model and not each.is_local and not each.is_leaving
+        )
 
     def _due_to_checkpoint(self) -> list[Instance]:
         """Return the instances whose last checkpoint is long ago, the longest first."""
@@ -1049,9 +1089,12 @@ class Leader:
         """Take an instance for lost: its requests go on elsewhere from what is held."""
         if self.instances.pop(instance.runner, None) is None:
             return
-        self.counts.instances_lost += 1
-        self.counts.tokens_of_lost += instance.tokens
-        self._effects.append(InstanceLost(instance.runner, reason))
+        # What has said that it leaves, and has nothing, may go.
+        is_left = instance.is_leaving and not instance.attempts
+        if not is_left:
+            self.counts.instances_lost += 1
+            self.counts.tokens_of_lost += instance.tokens
+        self._effects.append(InstanceLost(instance.runner, reason, is_left=is_left))
         placements = [self.placements[attempt] for attempt in sorted(instance.attempts)]
         blamed = self._blamed(placements)
         for placement in placements:

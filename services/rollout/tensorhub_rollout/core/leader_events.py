@@ -222,6 +222,8 @@ class InstanceLost(msgspec.Struct, frozen=True):
 
     runner: str
     reason: str
+    is_left: bool = False
+    """It had said that it leaves, and had nothing any more."""
 
 
 LeaderEffect = (

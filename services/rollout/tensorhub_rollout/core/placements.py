@@ -102,6 +102,8 @@ class Instance:
     slots: int = 0
     version: int | None = None
     is_leaving: bool = False
+    is_local: bool = False
+    """Whether it is the trainer's own engine."""
     steps: int = 0
     stepped_at: float = 0.0
     """When its engine was last seen to make a step, or to have nothing to do."""

@@ -119,6 +119,16 @@ class StoredPayload(msgspec.Struct, forbid_unknown_fields=True):
     uses: int = 0
 
 
+ANY_SITE: Final = ""
+
+
+class WishedInstances(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """How many remote instances the policy wishes for at a site, and why."""
+
+    instances: int
+    reason: str
+
+
 class RolloutState(msgspec.Struct, forbid_unknown_fields=True):
     """A job's rollouts at one sequence of their log."""
 
@@ -133,6 +143,8 @@ class RolloutState(msgspec.Struct, forbid_unknown_fields=True):
     payloads: dict[str, StoredPayload] = {}
     payload_bytes: int = 0
     """Of all payloads together."""
+    wished: dict[str, WishedInstances] = {}
+    """By site; "" is any."""
 
     def request(self, of: RequestId) -> Request | None:
         """Return the request, or None: it is done and forgotten, or never was."""

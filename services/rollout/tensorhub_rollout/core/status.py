@@ -10,6 +10,7 @@ from tensorhub_common.protocol.rollout.questions import (
 )
 from tensorhub_rollout.core.leader import Leader
 from tensorhub_rollout.core.placements import Instance
+from tensorhub_rollout.core.state import ANY_SITE
 
 
 def status_of(leader: Leader) -> RolloutStatus:
@@ -62,6 +63,7 @@ def status_of(leader: Leader) -> RolloutStatus:
         instances,
         round(sum(each.tokens_per_s for each in leader.instances.values()), 1),
         state.payload_bytes,
+        state.wished[ANY_SITE].instances if ANY_SITE in state.wished else None,
     )
 
 

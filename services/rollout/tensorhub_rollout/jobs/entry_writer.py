@@ -15,9 +15,10 @@ from typing import Final, TypeVar
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.jetstream.rollout_log import RolloutLog
 from tensorhub_common.observability.logs import logger
-from tensorhub_common.protocol.rollout.entries import Checkpoint, End, LeaderEntry, Payload, RequestId
+from tensorhub_common.protocol.rollout.entries import Checkpoint, End, LeaderEntry, Payload, RequestId, Scale
 from tensorhub_common.protocol.rollout.payloads import StoredTokens
 from tensorhub_rollout.core.leader_events import StoreEnd, StoreTokens
+from tensorhub_rollout.core.state import ANY_SITE
 from tensorhub_rollout.jobs.payload_reader import PayloadReader
 
 PARTS_MAX: Final = 256
@@ -46,6 +47,7 @@ class EntryWriter:
         self._ends: dict[RequestId, StoreEnd] = {}
         self._parts: dict[str, dict[RequestId, StoreTokens]] = {}
         """By instance and request; a new checkpoint of a request takes the place of one that waits."""
+        self._scale: Scale | None = None
         self._wanted = asyncio.Event()
         self._number = 0
 
@@ -59,14 +61,34 @@ class EntryWriter:
         self._parts.setdefault(effect.instance, {})[effect.part.request] = effect
         self._wanted.set()
 
+    def scale(self, instances: int, reason: str) -> None:
+        """Write how many remote instances are wished for at any site; the last word counts."""
+        self._scale = Scale(self._term, instances, ANY_SITE, reason)
+        self._wanted.set()
+
     async def run(self) -> None:
         """Write until cancelled."""
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            while self._ends or self._parts:
+            while self._ends or self._parts or self._scale is not None:
                 # Ends first: they give room, and let runners forget.
-                await (self._write_ends() if self._ends else self._write_parts())
+                if self._ends:
+                    await self._write_ends()
+                elif self._scale is not None:
+                    await self._write_scale(self._scale)
+                else:
+                    await self._write_parts()
+
+    async def _write_scale(self, scale: Scale) -> None:
+        try:
+            await self._append(scale)
+        except TensorHubError as why:
+            _log.warning("a wish for instances could not be written", why=str(why))
+            await asyncio.sleep(RETRY_S)
+            return
+        if self._scale is scale:
+            self._scale = None
 
     async def _write_ends(self) -> None:
         taken = _taken(((effect, effect.tokens) for effect in [*self._ends.values()]), PARTS_MAX)

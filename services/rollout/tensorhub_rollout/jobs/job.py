@@ -32,9 +32,12 @@ from tensorhub_common.protocol.rollout.questions import (
     ReadyAnswer,
     ReadyQuestion,
     RolloutStatus,
+    SeedingAnswer,
+    SeedingQuestion,
+    SeedingState,
 )
 from tensorhub_common.runtime.supervision import Supervisor, log_only
-from tensorhub_rollout.core.answers import answer_outcome, answer_ready, has_ready
+from tensorhub_rollout.core.answers import answer_outcome, answer_ready, answer_seeding, has_ready
 from tensorhub_rollout.core.fold import fold
 from tensorhub_rollout.core.leader import Leader, LeaderLimits
 from tensorhub_rollout.core.leader_events import (
@@ -59,7 +62,7 @@ from tensorhub_rollout.core.leader_events import (
     Withdraw,
 )
 from tensorhub_rollout.core.outcomes import Leads, Outcome
-from tensorhub_rollout.core.state import RolloutState
+from tensorhub_rollout.core.state import ANY_SITE, RolloutState
 from tensorhub_rollout.core.status import status_of
 from tensorhub_rollout.jobs.counts import RolloutCounts
 from tensorhub_rollout.jobs.entry_writer import EntryWriter
@@ -77,6 +80,8 @@ OUTCOMES_MAX: Final = 4096
 """Limit of the outcomes that are remembered for those who ask, the latest."""
 FOLD_S_MAX: Final = 2.0
 """So long a question waits for the entry that it names."""
+VERSION_S_MAX: Final = 1.0
+"""So long a question waits for the version that it names."""
 FOLD_BURST: Final = 64
 """Other work has its turn after this many entries."""
 CLAIM_AGAIN_S: Final = 1.0
@@ -111,6 +116,7 @@ class RolloutJob:
         self._writer: EntryWriter | None = None
         self._outboxes: dict[str, RunnerOutbox] = {}
         self._versions = VersionFollower(bus, job, self._see_versions)
+        self._versions_changed = asyncio.Event()
         self._recent: OrderedDict[int, Outcome] = OrderedDict()
         self._folded = asyncio.Condition()
         self._may_lead = False
@@ -282,8 +288,11 @@ class RolloutJob:
                 self._writer.end(effect)
             case StoreTokens() if self._writer is not None:
                 self._writer.keep(effect)
-            case InstanceLost(runner=runner, reason=reason):
-                _log.warning("an instance is lost", job=self.name, runner=runner, why=reason)
+            case InstanceLost(runner=runner, reason=reason, is_left=is_left):
+                if is_left:
+                    _log.info("an instance has left", job=self.name, runner=runner)
+                else:
+                    _log.warning("an instance is lost", job=self.name, runner=runner, why=reason)
                 outbox = self._outboxes.pop(runner, None)
                 if outbox is not None:
                     outbox.close()
@@ -343,6 +352,17 @@ class RolloutJob:
 
     def _see_versions(self, model: str, versions: PublishedVersions) -> None:
         self._tell(VersionsSeen(model, versions))
+        self._versions_changed.set()
+
+    async def _see_version(self, question: SeedingQuestion) -> None:
+        """Wait until the version of a question is seen, a moment at most."""
+        models = {each.model for each in self.state.consumers.values() if each.attachment == question.attachment}
+        known = self._versions.versions
+        with suppress(TimeoutError):
+            async with asyncio.timeout(VERSION_S_MAX):
+                while any(each not in known or question.version not in known[each].published for each in models):
+                    self._versions_changed.clear()
+                    await self._versions_changed.wait()
 
     async def _look_always(self) -> NoReturn:
         """Let the leader look at the time, and the policy at the fleet."""
@@ -372,9 +392,14 @@ class RolloutJob:
     async def _look_at_room_always(self) -> NoReturn:
         """Tell the leader how much payloads may have: an operator may change that."""
         while True:
-            with suppress(TensorHubError):
+            try:
                 self.payload_bytes_max = (await self._store.extent(self.name)).bytes_max
-                self._tell(RoomSeen(self.payload_bytes_max))
+            except TensorHubError as why:
+                # A leader that does not know takes it for any number, so it is asked again at once.
+                _log.debug("the room for payloads can't be read yet", job=self.name, why=str(why))
+                await asyncio.sleep(LOAD_AGAIN_S)
+                continue
+            self._tell(RoomSeen(self.payload_bytes_max))
             await asyncio.sleep(ROOM_LOOK_S)
 
     # ------------------------------------------------------------------------------------------ questions
@@ -392,11 +417,33 @@ class RolloutJob:
         serving, is_full = ({}, False) if leader is None else (leader.serving(), leader.is_full())
         return answer_ready(self.state, question, serving, self._versions.versions, is_full=is_full)
 
+    async def seeding(self, question: SeedingQuestion) -> SeedingAnswer:
+        """Say how long to seed. Raises `RolloutUnavailable` where this manager doesn't lead."""
+        # What a trainer has just published is under way to here.
+        await self._see_version(question)
+        if self.leader is None:
+            raise self._leads_not()
+        answer = answer_seeding(self.state, question, self.leader.meter, self._versions.root_of)
+        if answer.state is not None and answer.state != question.state:
+            self._wish(answer.state)
+        return answer
+
+    def _wish(self, learnt: SeedingState) -> None:
+        """Have it written how many remote instances are worth having, where that has changed."""
+        known = self.state.wished.get(ANY_SITE)
+        if self._writer is None or learnt.version < 0 or (known is not None and known.instances == learnt.remote_max):
+            return
+        reason = f"the step that version {learnt.version} ended had work for so many; seeding {learnt.seed_s:.1f} s"
+        self._writer.scale(learnt.remote_max, reason)
+
     def status(self) -> RolloutStatus:
         """Return the state of the job's rollouts. Raises `RolloutUnavailable` where this manager doesn't lead."""
         if self.leader is None:
-            raise RolloutUnavailable(f"manager {self.manager!r} does not lead the rollouts of job {self.name!r}")
+            raise self._leads_not()
         return status_of(self.leader)
+
+    def _leads_not(self) -> RolloutUnavailable:
+        return RolloutUnavailable(f"manager {self.manager!r} does not lead the rollouts of job {self.name!r}")
 
     async def _reach(self, seq: int) -> None:
         if not await self._wait_folded(lambda: self.state.seq < seq, FOLD_S_MAX):

@@ -73,6 +73,12 @@ class VersionFollower:
         if events:
             self._look()
 
+    def root_of(self, model: str, version: int) -> str:
+        """Return the root of the first shard that published a version; empty where it is not known."""
+        found = self._catalog.models.get(model)
+        record = None if found is None else found.versions.get(version)
+        return "" if record is None else next(iter(record.roots.values()), "")
+
     def _last_of(self, model: str) -> int | None:
         found = self._catalog.models.get(model)
         return None if found is None else found.last

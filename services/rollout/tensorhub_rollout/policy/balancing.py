@@ -1,8 +1,9 @@
 """RLBoost's load balance (NSDI'26, Algorithm 2): delayed join of the shortest queue, and two kinds of migration. Pure.
 
 Select: of the instances with fewer than `pending_max` pending requests (the paper's Theta) the one with the fewest gets
-the next request. Where there is none, requests wait for a completion. A request that may kill its instance is placed
-where nothing is pending (not of the paper).
+the next request. Where there is none, requests wait for a completion. Two things are not of the paper. A request that
+is for one version alone goes where that is, and others don't wait for it. One that may kill its instance is placed
+where nothing is pending.
 
 Release: an instance whose machine goes away soon gives all of its requests back.
 
@@ -61,11 +62,17 @@ def _release(view: FleetView) -> tuple[ReleaseAction, ...]:
 
 
 def _select(view: FleetView, limits: BalancingLimits) -> tuple[PlaceAction, ...]:
-    pending = {each.runner: len(each.pending) for each in view.instances if each.takes_more}
+    takers = {each.runner: each for each in view.instances if each.takes_more}
+    pending = {runner: len(each.pending) for runner, each in takers.items()}
     actions: list[PlaceAction] = []
     for request in view.waiting:
-        runner = min(pending, key=lambda name: (pending[name], name), default=None)
+        is_pinned = request in view.pinned
+        fitting = [name for name in pending if view.fits(request, takers[name])] if is_pinned else pending
+        runner = min(fitting, key=lambda name: (pending[name], name), default=None)
         if runner is None or pending[runner] >= limits.pending_max:
+            if is_pinned:
+                # Others may run elsewhere.
+                continue
             break
         if request in view.alone:
             if not pending[runner]:
@@ -89,8 +96,11 @@ def _migrate(view: FleetView, plateaus: Mapping[str, int]) -> tuple[MoveAction, 
         if not idle:
             return ()
         target = max(idle, key=lambda each: (each.free_slots, each.runner))
+        movable = [each for each in busiest.pending if view.fits(each, target)]
+        if not movable:
+            return ()
         reason = f"on {busiest.runner} {busiest.queued} wait for a slot, and {target.runner} has a free one"
-        return (MoveAction(busiest.pending[-1], busiest.runner, target.runner, reason),)
+        return (MoveAction(movable[-1], busiest.runner, target.runner, reason),)
     if any(each.pending for each in view.instances):
         return ()
     return _spread(view, takers, plateaus)
@@ -109,4 +119,5 @@ def _spread(view: FleetView, takers: list[InstanceView], plateaus: Mapping[str, 
     return tuple(
         MoveAction(request, fullest.runner, idle.runner, reason)
         for request in fullest.executing[len(fullest.executing) - count :]
+        if view.fits(request, idle)
     )

@@ -15,6 +15,8 @@ from typing import Final
 
 import msgspec
 
+from tensorhub_common.protocol.rollout.questions import SeedingState
+
 _ROUNDING: Final = 1e-9
 """What is a whole number but for rounding is not one more."""
 
@@ -47,15 +49,6 @@ class StepTimes(msgspec.Struct, frozen=True):
     """Whether no instance came or went within the step."""
 
 
-class SeedingState(msgspec.Struct, frozen=True):
-    """How long to seed in the next step, and how many remote instances are worth having."""
-
-    seed_s: float
-    remote_max: int
-    remembered: tuple[tuple[float, float], ...] = ()
-    """M: by units of remote instances, the latest last."""
-
-
 def first(settings: SeedingSettings, reserved_units: int) -> SeedingState:
     """Return the state before the first step. `reserved_units`: the trainer's own instances."""
     return SeedingState(settings.initial_s, reserved_units)
@@ -64,7 +57,7 @@ def first(settings: SeedingSettings, reserved_units: int) -> SeedingState:
 def after_step(
     state: SeedingState, times: StepTimes, settings: SeedingSettings, reserved_units: int, next_units: float
 ) -> SeedingState:
-    """Return the state for the next step, which begins with `next_units` of remote instances."""
+    """Return the state for the next step, which begins with `next_units` of remote instances; `version` stays."""
     seed_s = max(0.0, state.seed_s + (times.train_wait_s - times.remote_wait_s) / settings.gain)
     remote_max = state.remote_max
     if times.train_s > 0:
@@ -76,4 +69,4 @@ def after_step(
         remembered[times.remote_units] = seed_s
         if len(remembered) > settings.remembered_max:
             del remembered[next(iter(remembered))]
-    return SeedingState(remembered.get(next_units, seed_s), remote_max, tuple(remembered.items()))
+    return SeedingState(remembered.get(next_units, seed_s), remote_max, tuple(remembered.items()), state.version)

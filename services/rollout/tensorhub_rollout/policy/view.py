@@ -1,5 +1,7 @@
 """What a policy sees of the fleet, and what it may do. Actions that are under way are in the view already."""
 
+from collections.abc import Mapping
+
 import msgspec
 
 from tensorhub_common.protocol.rollout.entries import RequestId
@@ -19,6 +21,8 @@ class InstanceView(msgspec.Struct, frozen=True):
     """Whether requests may be placed on it."""
     is_leaving: bool = False
     """Whether its machine goes away soon."""
+    version: int | None = None
+    """What its engine has in memory."""
 
     @property
     def queued(self) -> int:
@@ -40,6 +44,12 @@ class FleetView(msgspec.Struct, frozen=True):
     """The trainer's step, from 1 on."""
     alone: frozenset[RequestId] = frozenset()
     """Of the waiting ones, those that are placed only where nothing is pending: each may kill what begins with it."""
+    pinned: Mapping[RequestId, int] = {}
+    """Requests that run on one version alone."""
+
+    def fits(self, request: RequestId, instance: InstanceView) -> bool:
+        """Tell whether an instance has the version of a request that runs on one alone."""
+        return self.pinned.get(request, instance.version) == instance.version
 
 
 class PlaceAction(msgspec.Struct, frozen=True):

@@ -8,11 +8,12 @@ Invariants:
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
 
 from tensorhub_common.errors import TensorHubError
+from tensorhub_common.protocol.rollout.entries import Attempt
 from tensorhub_common.protocol.rollout.messages import TOKEN_BYTES, Finished
 from tensorhub_runner.core.runner_events import Begin, StepTokens, Stop
 from tensorhub_runner.engines.engine import Engine
@@ -60,6 +61,14 @@ class EngineThread:
     async def weights_changed(self) -> None:
         """Tell the engine that others wrote its weights. The caller has `between_steps`."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._engine.weights_changed)
+
+    async def leave(self, attempts: Iterable[Attempt]) -> None:
+        """Have the engine leave attempts at once, and make no further step: it is somebody else's from here on."""
+        await self.between_steps.acquire()
+        self._commands.clear()
+        loop = asyncio.get_running_loop()
+        for attempt in attempts:
+            await loop.run_in_executor(self._thread, self._engine.stop, attempt)
 
     def close(self) -> None:
         """End the thread after its step."""

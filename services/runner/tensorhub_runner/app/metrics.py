@@ -19,7 +19,7 @@ def watch(runner: RunnerService, meter: Meter) -> None:
 
     def of_core(name: str, read: Callable[[Runner], float | None]) -> None:
         def samples() -> Iterator[Sample]:
-            value = None if runner.core is None else read(runner.core)
+            value = None if runner.link is None else read(runner.link.core)
             if value is not None:
                 yield value, {}
 
@@ -27,14 +27,14 @@ def watch(runner: RunnerService, meter: Meter) -> None:
 
     def of_thread(name: str, read: Callable[[EngineThread], float]) -> None:
         def samples() -> Iterator[Sample]:
-            if runner.thread is not None:
-                yield read(runner.thread), {}
+            if runner.link is not None:
+                yield read(runner.link.thread), {}
 
         observe(meter, name, samples)
 
     def attempts() -> Iterator[Sample]:
-        if runner.core is not None:
-            for state, count in runner.core.states().items():
+        if runner.link is not None:
+            for state, count in runner.link.core.states().items():
                 yield count, {"state": state}
 
     of_core("tensorhub.runner.steps", lambda core: core.steps)

@@ -128,9 +128,19 @@ class _Held:
 class Runner:
     """The runner of one engine under one incarnation."""
 
-    def __init__(self, name: str, model: str, incarnation: int, limits: RunnerLimits, now: float) -> None:
-        """Hold nothing yet."""
+    def __init__(
+        self,
+        name: str,
+        model: str,
+        incarnation: int,
+        limits: RunnerLimits,
+        now: float,
+        *,
+        is_local: bool = False,
+    ) -> None:
+        """Hold nothing yet. `is_local`: the engine is the trainer's own."""
         self.name, self.model, self.incarnation, self.limits = name, model, incarnation, limits
+        self._is_local = is_local
         self.log = ""
         """The latest log that a leader has named; empty before the first. Later ones are higher as text."""
         self.term = 0
@@ -197,6 +207,13 @@ class Runner:
         for held in self.held.values():
             assert held.sent <= held.count
             assert len(held.tokens) == len(held.logprobs)
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether nothing of it runs or waits here, and a leader has all tokens."""
+        return all(each.state != "running" for each in self.held.values()) and not (
+            self._has_news() or self._unanswered
+        )
 
     @property
     def may_load(self) -> bool:
@@ -430,6 +447,9 @@ class Runner:
         self._measured.append(EngineStep(len(going_on), context / len(going_on), event.seconds))
 
     def _made(self, held: _Held, made: StepTokens) -> None:
+        if made.is_current and held.runs[-1].kv == "kept":
+            # The cache had no room for it, and it was computed again.
+            self._add_run(held)
         held.tokens += made.tokens
         held.logprobs += made.logprobs
         if made.finished is not None:
@@ -495,6 +515,7 @@ class Runner:
             self.version,
             self.is_leaving,
             tuple(self._measured),
+            self._is_local,
         )
         self._measured.clear()
         self._effects.append(SendHeartbeat(beat))

@@ -55,7 +55,9 @@ PUBLISH = {
     **{f"{J}.rollout.{what}.r": "rollout" for what in ("assign", "abort")},
     **{f"{J}.rollout.{what}.r": "runner" for what in ("tokens", "report", "beat")},
     **{f"{J}.rollout.{what}.s": "" for what in ("tokens", "report", "beat")},
-    **{f"{J}.rollout.ask.{what}": "client job" for what in ("outcome", "ready", "status")},
+    **{f"{J}.rollout.{what}.trainer": "client job" for what in ("tokens", "report", "beat")},
+    **{f"{OTHER}.rollout.{what}.trainer": "client" for what in ("tokens", "report", "beat")},
+    **{f"{J}.rollout.ask.{what}": "client job" for what in ("outcome", "ready", "seeding", "status")},
     f"{OTHER}.rollout.ask.ready": "client",
     f"{HUB}.ask.ping.x": "registry planner rollout agent runner client job",
     f"{HUB}.beat.a": "agent",
@@ -126,8 +128,10 @@ SUBSCRIBE = {
     f"{HUB}.ask.ping.r": "registry planner rollout runner",
     **{f"{J}.rollout.{what}.r": "runner" for what in ("assign", "abort")},
     **{f"{J}.rollout.{what}.s": "" for what in ("assign", "abort")},
+    **{f"{J}.rollout.{what}.trainer": "client job" for what in ("assign", "abort")},
+    **{f"{OTHER}.rollout.{what}.trainer": "client" for what in ("assign", "abort")},
     **{f"{J}.rollout.{what}.r": "rollout" for what in ("tokens", "report", "beat")},
-    **{f"{J}.rollout.ask.{what}": "rollout" for what in ("outcome", "ready", "status")},
+    **{f"{J}.rollout.ask.{what}": "rollout" for what in ("outcome", "ready", "seeding", "status")},
     f"{J}.rollout.submit": "",
     f"{J}.rollout.payload.{'0' * 64}.0": "",
     f"{J}.event.m.version.published": "client job",
@@ -180,8 +184,14 @@ def test_a_name_that_is_none_has_no_permissions(name: str) -> None:
         User(Role.ROLLOUT, "rollout-0")
 
 
+def test_a_runner_has_not_the_name_of_a_trainers_own_engine() -> None:
+    with pytest.raises(InvalidName, match="no runner can be called 'trainer': that is a trainer's own engine"):
+        User(Role.RUNNER, "trainer")
+
+
 def test_the_servers_file_holds_public_keys_and_lists() -> None:
     text = users_conf({EVERYBODY["job"]: "UJOB", EVERYBODY["agent"]: "UAGENT"})
     assert text.index("# agent a\n    { nkey: UAGENT, ") < text.index("# client j\n    { nkey: UJOB, ")
     assert '"tensorhub.v1.*.cmd.*.a"' in text
     assert '"_INBOX.UJOB.>"' in text
+    assert text.count("allow_responses: { max: 1, ") == 1, "the client's alone"

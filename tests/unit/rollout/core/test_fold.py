@@ -27,7 +27,7 @@ from tensorhub_common.protocol.rollout.entries import (
     encode,
 )
 from tensorhub_rollout.core import fold as fold_module
-from tensorhub_rollout.core.fold import fold
+from tensorhub_rollout.core.fold import SITES_MAX, fold
 from tensorhub_rollout.core.outcomes import (
     Acknowledged,
     Attached,
@@ -42,7 +42,7 @@ from tensorhub_rollout.core.outcomes import (
     Scaled,
     Submitted,
 )
-from tensorhub_rollout.core.state import RolloutState, decode_state, encode_state
+from tensorhub_rollout.core.state import RolloutState, WishedInstances, decode_state, encode_state
 
 
 def digest(of: object) -> str:
@@ -251,6 +251,12 @@ def test_nothing_of_a_lower_term_counts(log: Log) -> None:
     assert refusal(log.keep(FIRST, OLD, 0, 2)) == late
     assert refusal(log.say(Scale(1, 4, "", "more"))) == late
     assert log.say(Scale(3, 4, "", "more")) == Scaled()
+    assert log.state.wished == {"": WishedInstances(4, "more")}
+    for number in range(SITES_MAX - 1):
+        assert log.say(Scale(3, 1, f"site-{number}", "there")) == Scaled()
+    assert "are wished for at 64 sites already" in refusal(log.say(Scale(3, 1, "one-more", "there")))[1]
+    assert log.say(Scale(3, 2, "", "fewer")) == Scaled()
+    assert log.state.wished[""].instances == 2
     assert log.end(FIRST, Attempt(3, 1)) == Ended((FIRST,))
 
 

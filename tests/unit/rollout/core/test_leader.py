@@ -377,3 +377,63 @@ def test_groups_begin_one_by_one_until_payloads_have_no_room_and_what_has_begun_
     assert placed == {2, 1}
     assert [of.index for of in leader.view("policy").waiting] == [3]
     assert not leader.is_full()
+
+
+def pinned(version: int, *, published: tuple[int, ...], holding: int | None, gather_s: float = 0.0) -> Leader:
+    """Return a leader whose one request is for a version alone, with one runner that has `holding`."""
+    state = RolloutState("job")
+    fold(state, 1, Lead(1, "m"))
+    fold(state, 2, Attach("main", "policy", 0, "n"))
+    group = GroupSubmitted("p", "a" * 64, 1, 1, 4, version=version)
+    fold(state, 3, Submit(SdkSender(2, 1), (group,), Payload("b" * 64, 1)))
+    made = Leader(state, LOG, LeaderLimits(gather_s=gather_s), 0.0)
+    made.handle(VersionsSeen("policy", PublishedVersions(1, published)), 0.0)
+    assert not [each for each in holds(made, holding, 0.0) if isinstance(each, StoreEnd)], "nobody has reported yet"
+    made.handle(ReportCame(RUNNER, Report(LOG, 1, ())), 0.0)
+    return made
+
+
+def holds(leader: Leader, version: int | None, now: float) -> list[LeaderEffect]:
+    effects = leader.handle(HeartbeatCame(RUNNER, RunnerHeartbeat(LOG, 1, 0, "policy", 8, version)), now)
+    leader.check()
+    return effects
+
+
+def errors(effects: list[LeaderEffect]) -> list[str | None]:
+    return [each.ended.error for each in effects if isinstance(each, StoreEnd)]
+
+
+GONE = "it was for version 1 alone, which no instance holds: the newest is 2"
+
+
+def test_what_waits_for_a_version_fails_once_the_last_instance_goes_on_from_it() -> None:
+    leader = pinned(1, published=(1, 2), holding=1)
+    assert errors(leader.handle(Tick(), 0.1)) == []
+    assert leader.view("policy").waiting == (REQUEST,)
+    assert errors(holds(leader, None, 0.2)) == [GONE]
+    assert leader.view("policy").waiting == ()
+
+
+def test_what_comes_back_for_a_version_that_is_gone_meanwhile_fails() -> None:
+    leader = pinned(1, published=(1, 2), holding=1)
+    leader.handle(Tick(), 0.1)
+    leader.handle(Place(REQUEST, RUNNER), 0.1)
+    assert errors(holds(leader, 2, 0.2)) == [], "its attempt is under way"
+    (failed,) = errors(leader.handle(PromptLoaded(REQUEST, b"", Sampling(4, 7), VersionRule(1)), 0.2))
+    assert failed == GONE
+
+
+def test_a_new_leader_fails_nothing_before_it_knows_who_has_what() -> None:
+    leader = pinned(1, published=(1, 2), holding=None, gather_s=0.5)
+    assert errors(leader.handle(Tick(), 0.2)) == []
+    holds(leader, 1, 0.4)
+    assert errors(leader.handle(Tick(), 0.6)) == []
+    assert leader.view("policy").waiting == (REQUEST,)
+
+
+def test_what_waits_for_a_version_to_come_is_shown_to_no_policy_and_waits() -> None:
+    leader = pinned(3, published=(1, 2), holding=2)
+    assert errors(leader.handle(Tick(), 0.1)) == []
+    assert leader.view("policy").waiting == ()
+    holds(leader, 3, 0.2)
+    assert leader.view("policy").waiting == (REQUEST,)

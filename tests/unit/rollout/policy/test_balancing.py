@@ -46,6 +46,28 @@ def test_a_request_that_may_kill_its_instance_is_placed_where_nothing_is_pending
     assert placed == [(others[0], "b")], "a is to be free for it"
 
 
+def test_a_request_of_one_version_goes_where_that_is_and_others_do_not_wait_for_it() -> None:
+    first, second, other = waiting = requests(3)
+    old = InstanceView("old", 8, requests(2), (), version=1)
+    new = InstanceView("new", 8, (), (), version=2)
+    view = FleetView(waiting, (old, new), 1, pinned={first: 1, second: 1})
+    placed = [(each.request, each.runner) for each in balance(view, LIMITS, {}) if isinstance(each, PlaceAction)]
+    assert placed == [(first, "old"), (other, "new")], "old has room for one, and the second waits for it"
+
+
+def test_a_request_of_one_version_does_not_move_to_another() -> None:
+    most = InstanceView("most", 2, requests(3), requests(2), version=1)
+    idle = InstanceView("idle", 8, (), (), version=2)
+    *movable, last = most.pending
+    (move,) = balance(FleetView((), (most, idle), 2, pinned={last: 1}), LIMITS, {})
+    assert isinstance(move, MoveAction)
+    assert move.request == movable[-1]
+    assert balance(FleetView((), (most, idle), 2, pinned=dict.fromkeys(most.pending, 1)), LIMITS, {}) == ()
+    busy = InstanceView("busy", 8, (), requests(3), version=1)
+    moves = balance(FleetView((), (busy, idle), 2, pinned={busy.executing[-1]: 1}), LIMITS, {"busy": 1})
+    assert [each.request for each in moves if isinstance(each, MoveAction)] == [busy.executing[1]]
+
+
 def test_a_request_that_has_a_slot_stays_while_its_prompt_is_computed() -> None:
     assert balance(fleet(instance("a", 1), instance("b")), LIMITS, {}) == ()
     assert balance(fleet(instance("a", 3, 5), instance("b", 0, 1)), LIMITS, {"a": 1}) == ()

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorhub_rollout.policy.seeding import SeedingSettings, SeedingState, StepTimes, after_step, first
+from tensorhub_common.protocol.rollout.questions import SeedingState
+from tensorhub_rollout.policy.seeding import SeedingSettings, StepTimes, after_step, first
 
 SETTINGS = SeedingSettings(gain=3.0, initial_s=150.0)
 

@@ -105,9 +105,10 @@ def _drawn(found: RolloutStatus) -> RenderableType:
 
 
 def _headline(found: RolloutStatus) -> str:
+    wished = "" if found.wished is None else f" (wished for: {found.wished})"
     open_, waiting = (sum(getattr(each, what) for each in found.consumers) for what in ("open", "waiting"))
     return (
-        f"job {found.job}: {open_} open, {waiting} of them wait; {len(found.instances)} instance(s), "
+        f"job {found.job}: {open_} open, {waiting} of them wait; {len(found.instances)} instance(s){wished}, "
         f"{found.tokens_per_s:.0f} tokens/s; payloads {size(found.payload_bytes)}; led by {found.manager} "
         f"(term {found.term})"
     )

@@ -255,6 +255,8 @@ class RunnerHeartbeat(msgspec.Struct, frozen=True):
     """A notice of preemption came: it takes no new request."""
     measured: tuple[EngineStep, ...] = ()
     """Some steps since the last heartbeat that made one token of each request, and computed no prompt."""
+    is_local: bool = False
+    """It is the trainer's own engine, which generates at the beginning of a step alone."""
 
 
 class HeartbeatResult(msgspec.Struct, frozen=True):

@@ -13,6 +13,8 @@ WAIT_S_MAX: Final = 2.0
 READY_MAX: Final = 512
 """Limit of the responses in one answer."""
 
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
+Gain = Annotated[float, msgspec.Meta(gt=0.0, le=1e9)]
 WaitS = Annotated[float, msgspec.Meta(ge=0.0, le=WAIT_S_MAX)]
 
 
@@ -91,6 +93,44 @@ class ReadyAnswer(msgspec.Struct, frozen=True, tag="ready"):
     is_full: bool = False
 
 
+class SeedingState(msgspec.Struct, frozen=True):
+    """What is learnt of seeding: how long in the next step, and how many remote instances are worth having."""
+
+    seed_s: float
+    remote_max: int
+    remembered: tuple[tuple[float, float], ...] = ()
+    """How long, by how many remote instances there were, the latest last."""
+    version: int = -1
+    """The version whose publication ended the step that was learnt from last; -1: none was."""
+
+
+class SeedingQuestion(msgspec.Struct, frozen=True):
+    """How long is the trainer's own engine to generate in the step that begins?
+
+    `version` is what the engine has. Its publication has ended the step that is learnt from, and the answer waits a
+    moment for the manager to see it. `state` is what the last answer said; None: this is the first step. Times are of
+    the step that has ended, in seconds: `train_wait_s`, how long the trainer was blocked in `batches()`; `seeded_s`,
+    how long it seeded.
+    """
+
+    attachment: Count
+    version: Count
+    train_wait_s: Seconds
+    seeded_s: Seconds
+    initial_s: Seconds
+    gain: Gain
+    state: SeedingState | None = None
+
+
+class SeedingAnswer(msgspec.Struct, frozen=True, tag="seeding"):
+    """What is known now, and the root of the version; `error`: the attachment is over, and `message` says why."""
+
+    state: SeedingState | None = None
+    root: str = ""
+    error: str | None = None
+    message: str = ""
+
+
 InstanceStateName = Literal["serving", "loading", "leaving"]
 
 
@@ -131,3 +171,5 @@ class RolloutStatus(msgspec.Struct, frozen=True, tag="rollouts"):
     instances: tuple[InstanceStatus, ...]
     tokens_per_s: float
     payload_bytes: int
+    wished: int | None = None
+    """How many instances beside the trainer's own are worth having, as the policy has it; None: it does not know."""

@@ -1,0 +1,165 @@
+"""A trainer's own engine that generates at the beginning of a step (RLBoost, NSDI'26, section 4.1).
+
+Always true: once a seeding has ended, however it did, the engine has nothing of it and makes no step; what it had begun
+goes on elsewhere, behind its last token.
+"""
+
+import asyncio
+import importlib
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+
+from tensorhub import arguments
+from tensorhub_common.errors import BadCommand, NotPublished
+from tensorhub_common.protocol.rollout.questions import SeedingQuestion, SeedingState
+
+if TYPE_CHECKING:
+    from tensorhub.aio.rollouts import AsyncRollouts
+
+IDLE_S: Final = 1.0
+"""A seeding ends before its time where its engine had nothing to do for so long."""
+
+_INSTANCE: Final = "tensorhub_runner.app.local_instance"
+_ENGINE: Final = ("begin", "stop", "step", "weights_changed", "has_work", "capacity")
+"""What is called of an engine (tensorhub_runner.engines.engine)."""
+
+
+class LocalInstance(Protocol):
+    """What runs the engine; `tensorhub_runner` has it."""
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens were made here."""
+
+    async def start(self, version: int, root: str) -> None:
+        """Take requests."""
+
+    async def wait_idle(self, idle_s: float) -> None:
+        """Wait until it had nothing to do for so long."""
+
+    async def leave(self) -> None:
+        """Give back all that is open."""
+
+
+class SeedingClock:
+    """What a trainer measures of its steps for seeding, and what is known of it. Times in seconds."""
+
+    def __init__(self) -> None:
+        self.train_wait_s = self.seeded_s = 0.0
+        self.state: SeedingState | None = None
+        self.is_seeding = False
+
+
+class AsyncSeeding:
+    """One seeding, as `async with`: the engine takes requests from its beginning on."""
+
+    def __init__(
+        self,
+        rollouts: "AsyncRollouts",
+        engine: Any,  # noqa: ANN401 (an engine of tensorhub_runner's protocol; the SDK depends on no service)
+        *,
+        seconds: float | None,
+        initial_s: float,
+        gain: float,
+        timeout_s: float,
+    ) -> None:
+        missing = [name for name in _ENGINE if not hasattr(engine, name)]
+        if missing:
+            raise BadCommand(
+                f"seeding needs an engine, for example tensorhub_runner.engines.torch_engine.TorchEngine, and "
+                f"{type(engine).__name__} has no {arguments.listed(missing)}"
+            )
+        self.seconds: float | None = None if seconds is None else arguments.seconds("seconds", seconds)
+        """How long the engine generates at most, counted from the beginning; before it, None where it is learnt."""
+        self._initial_s = arguments.seconds("initial_s", initial_s)
+        self._gain = arguments.seconds("gain", gain)
+        if not self._gain:
+            raise BadCommand("gain=0 is not possible: take a positive number; a higher one learns more slowly")
+        self._timeout_s = arguments.seconds("timeout_s", timeout_s)
+        self._rollouts, self._engine = rollouts, engine
+        self._clock = rollouts.seeding_clock
+        self._instance: LocalInstance | None = None
+        self._began_at = 0.0
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the engine has made."""
+        return 0 if self._instance is None else self._instance.tokens
+
+    async def __aenter__(self) -> Self:
+        """Ask how long to seed, and have the engine take requests.
+
+        Raises:
+            NotPublished: This process has registered no shard of the model that holds a version.
+            BadCommand: Another seeding of these rollouts is under way.
+            RolloutUnavailable: No manager answered within the bound, or another trainer has attached since.
+        """
+        clock, rollouts = self._clock, self._rollouts
+        version = rollouts.local_version
+        if version is None:
+            raise NotPublished(
+                f"the engine can't say which version it has: seeding takes it from a shard of model "
+                f"{rollouts.model!r} that this process has registered and published, and there is none"
+            )
+        if clock.is_seeding:
+            raise BadCommand("these rollouts seed already: one engine at a time is possible")
+        clock.is_seeding = True
+        try:
+            await self._begin(version)
+        except BaseException:
+            clock.is_seeding = False
+            raise
+        return self
+
+    async def _begin(self, version: int) -> None:
+        clock, rollouts = self._clock, self._rollouts
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._timeout_s
+        answer = await rollouts.ask_seeding(
+            SeedingQuestion(
+                rollouts.attachment,
+                version,
+                clock.train_wait_s,
+                clock.seeded_s,
+                self._initial_s,
+                self._gain,
+                clock.state,
+            ),
+            deadline,
+        )
+        assert answer.state is not None
+        clock.state, clock.train_wait_s, clock.seeded_s = answer.state, 0.0, 0.0
+        if self.seconds is None:
+            self.seconds = answer.state.seed_s
+        make = importlib.import_module(_INSTANCE).LocalInstance
+        instance: LocalInstance = make(await rollouts.bus(deadline), rollouts.job, rollouts.model, self._engine)
+        self._began_at = loop.time()
+        try:
+            await instance.start(version, answer.root)
+        except BaseException:
+            await instance.leave()
+            raise
+        self._instance = instance
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait until the time is over, or the engine has nothing to do; then give back what is open.
+
+        After an error it is given back at once.
+        """
+        instance, loop = self._instance, asyncio.get_running_loop()
+        assert instance is not None
+        assert self.seconds is not None
+        try:
+            if kind is None:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(self._began_at + self.seconds):
+                        await instance.wait_idle(IDLE_S)
+        finally:
+            try:
+                await instance.leave()
+            finally:
+                self._clock.is_seeding = False
+                self._clock.seeded_s += loop.time() - self._began_at
