@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tensorhub.aio.hub import connect_async as connect_async
     from tensorhub.aio.rollouts import AsyncBatch as AsyncBatch
     from tensorhub.aio.rollouts import AsyncRollouts as AsyncRollouts
+    from tensorhub.aio.seeding import Seeding as Seeding
     from tensorhub.aio.shard import AsyncShard as AsyncShard
     from tensorhub.errors import *  # noqa: F403 (one list of errors: `tensorhub.errors.__all__`)
     from tensorhub.specs import TensorSpec as TensorSpec
@@ -58,6 +59,7 @@ _MODULES = {
     "RolloutStatus": "tensorhub_common.protocol.rollout.questions",
     "Rollouts": "tensorhub.sync.rollouts",
     "Sampling": "tensorhub._rollouts.prompts",
+    "Seeding": "tensorhub.aio.seeding",
     "Shard": "tensorhub.sync.hub",
     "ShardInfo": "tensorhub_common.protocol.queries",
     "SourceReport": "tensorhub_common.protocol.worker",

@@ -19,7 +19,7 @@ from tensorhub._rollouts.manager_client import ManagerClient
 from tensorhub._rollouts.prompts import Prompt, Sampling, checked_prompts
 from tensorhub._rollouts.responses import Response, response_of
 from tensorhub.aio.lifetime import NotCopyable
-from tensorhub.aio.seeding import AsyncSeeding, SeedingClock
+from tensorhub.aio.seeding import Seeding, SeedingClock, SeedingTrainer
 from tensorhub.errors import closed_error
 from tensorhub_common.errors import BadCommand, NoInstance, RolloutUnavailable
 from tensorhub_common.observability.trace_context import AttributeValue, TraceContext
@@ -53,14 +53,11 @@ from tensorhub_common.protocol.rollout.questions import (
     OutcomeQuestion,
     ReadyQuestion,
     RolloutStatus,
-    SeedingAnswer,
-    SeedingQuestion,
 )
 from tensorhub_common.protocol.spans import SUBMIT
 
 if TYPE_CHECKING:
     from tensorhub.aio.shard import AsyncShard
-    from tensorhub_common.bus.connection import Bus
     from tensorhub_common.jetstream.payload_store import PayloadStore
 
 SUBMIT_S: Final = 60.0
@@ -146,7 +143,7 @@ class AsyncRollouts(NotCopyable):
         self._published: tuple[int, ...] = ()
         self._is_closed = False
         self._shards = shards
-        self.seeding_clock = SeedingClock()
+        self._clock = SeedingClock()
 
     def __repr__(self) -> str:
         return f"<rollouts {self.name!r} of {self.model!r} in job {self._manager.job!r}, epoch {self.epoch}>"
@@ -311,7 +308,7 @@ class AsyncRollouts(NotCopyable):
         try:
             return await self._until_picked(count_min, whole_groups=whole_groups, groups=groups, wait_s=wait_s)
         finally:
-            self.seeding_clock.train_wait_s += asyncio.get_running_loop().time() - began_at
+            self._clock.train_wait_s += asyncio.get_running_loop().time() - began_at
 
     async def _until_picked(
         self, count_min: int, *, whole_groups: bool, groups: Collection[str] | None, wait_s: float
@@ -399,7 +396,7 @@ class AsyncRollouts(NotCopyable):
         initial_s: float = 150.0,
         gain: float = 3.0,
         timeout_s: float = 30,
-    ) -> AsyncSeeding:
+    ) -> Seeding:
         """Have the trainer's own engine generate at the beginning of a step, as one more instance (RLBoost).
 
         Its weights are the version that this process has published, and must not change within the block. The block
@@ -430,32 +427,15 @@ class AsyncRollouts(NotCopyable):
             RolloutUnavailable: No manager answered within the bound, or another trainer has attached since.
         """
         self._check_open()
-        return AsyncSeeding(self, engine, seconds=seconds, initial_s=initial_s, gain=gain, timeout_s=timeout_s)
-
-    @property
-    def local_version(self) -> int | None:
-        """The version that a shard of this process holds."""
-        return next(
-            (each.version for each in self._shards() if each.model == self.model and each.version is not None), None
+        trainer = SeedingTrainer(self._manager, self._registry, self.model, self._attachment, self._local_version())
+        return Seeding(
+            trainer, self._clock, engine, seconds=seconds, initial_s=initial_s, gain=gain, timeout_s=timeout_s
         )
 
-    @property
-    def attachment(self) -> int:
-        """The number of this attachment."""
-        return self._attachment
-
-    @property
-    def job(self) -> str:
-        """The job."""
-        return self._manager.job
-
-    async def bus(self, deadline: float) -> "Bus":
-        """Return the connection to NATS. Raises `NoBus` at the deadline of the loop's time."""
-        return await self._registry.bus(max(0.0, deadline - asyncio.get_running_loop().time()))
-
-    async def ask_seeding(self, question: SeedingQuestion, deadline: float) -> SeedingAnswer:
-        """Return what the manager has learnt of seeding. Raises `RolloutUnavailable`."""
-        return await self._manager.seeding(question, deadline)
+    def _local_version(self) -> int | None:
+        """Return the version that a shard of this process holds."""
+        held = (each.version for each in self._shards() if each.model == self.model)
+        return next((version for version in held if version is not None), None)
 
     # ------------------------------------------------------------------------------------------ the rest
 

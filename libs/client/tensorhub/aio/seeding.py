@@ -8,14 +8,13 @@ import asyncio
 import importlib
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import Any, Final, NamedTuple, Protocol, Self
 
 from tensorhub import arguments
+from tensorhub._control.registry_client import RegistryClient
+from tensorhub._rollouts.manager_client import ManagerClient
 from tensorhub_common.errors import BadCommand, NotPublished
 from tensorhub_common.protocol.rollout.questions import SeedingQuestion, SeedingState
-
-if TYPE_CHECKING:
-    from tensorhub.aio.rollouts import AsyncRollouts
 
 IDLE_S: Final = 1.0
 """A seeding ends before its time where its engine had nothing to do for so long."""
@@ -49,14 +48,31 @@ class SeedingClock:
         self.train_wait_s = self.seeded_s = 0.0
         self.state: SeedingState | None = None
         self.is_seeding = False
+        self._version: int | None = None
+
+    def begin_step(self, version: int) -> None:
+        """Measure anew where the trainer has published since; else the step goes on."""
+        if version != self._version:
+            self._version, self.train_wait_s, self.seeded_s = version, 0.0, 0.0
 
 
-class AsyncSeeding:
+class SeedingTrainer(NamedTuple):
+    """Who seeds: its lines to manager and registry, and the version that its engine reads, if there is one."""
+
+    manager: ManagerClient
+    registry: RegistryClient
+    model: str
+    attachment: int
+    version: int | None
+
+
+class Seeding:
     """One seeding, as `async with`: the engine takes requests from its beginning on."""
 
     def __init__(
         self,
-        rollouts: "AsyncRollouts",
+        trainer: SeedingTrainer,
+        clock: SeedingClock,
         engine: Any,  # noqa: ANN401 (an engine of tensorhub_runner's protocol; the SDK depends on no service)
         *,
         seconds: float | None,
@@ -77,10 +93,14 @@ class AsyncSeeding:
         if not self._gain:
             raise BadCommand("gain=0 is not possible: take a positive number; a higher one learns more slowly")
         self._timeout_s = arguments.seconds("timeout_s", timeout_s)
-        self._rollouts, self._engine = rollouts, engine
-        self._clock = rollouts.seeding_clock
+        self._trainer, self._clock, self._engine = trainer, clock, engine
         self._instance: LocalInstance | None = None
         self._began_at = 0.0
+
+    @property
+    def remote_max(self) -> int | None:
+        """How many instances beside this one are worth having, as far as is known; None before the block."""
+        return None if self._clock.state is None else self._clock.state.remote_max
 
     @property
     def tokens(self) -> int:
@@ -95,45 +115,44 @@ class AsyncSeeding:
             BadCommand: Another seeding of these rollouts is under way.
             RolloutUnavailable: No manager answered within the bound, or another trainer has attached since.
         """
-        clock, rollouts = self._clock, self._rollouts
-        version = rollouts.local_version
-        if version is None:
+        clock = self._clock
+        if self._trainer.version is None:
             raise NotPublished(
                 f"the engine can't say which version it has: seeding takes it from a shard of model "
-                f"{rollouts.model!r} that this process has registered and published, and there is none"
+                f"{self._trainer.model!r} that this process has registered and published, and there is none"
             )
         if clock.is_seeding:
             raise BadCommand("these rollouts seed already: one engine at a time is possible")
         clock.is_seeding = True
         try:
-            await self._begin(version)
+            await self._begin(self._trainer.version)
         except BaseException:
             clock.is_seeding = False
             raise
         return self
 
     async def _begin(self, version: int) -> None:
-        clock, rollouts = self._clock, self._rollouts
+        clock, trainer = self._clock, self._trainer
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout_s
-        answer = await rollouts.ask_seeding(
-            SeedingQuestion(
-                rollouts.attachment,
-                version,
-                clock.train_wait_s,
-                clock.seeded_s,
-                self._initial_s,
-                self._gain,
-                clock.state,
-            ),
-            deadline,
+        question = SeedingQuestion(
+            trainer.attachment,
+            version,
+            clock.train_wait_s,
+            clock.seeded_s,
+            self._initial_s,
+            self._gain,
+            clock.state,
         )
+        answer = await trainer.manager.seeding(question, deadline)
         assert answer.state is not None
-        clock.state, clock.train_wait_s, clock.seeded_s = answer.state, 0.0, 0.0
+        clock.state = answer.state
+        clock.begin_step(version)
         if self.seconds is None:
             self.seconds = answer.state.seed_s
         make = importlib.import_module(_INSTANCE).LocalInstance
-        instance: LocalInstance = make(await rollouts.bus(deadline), rollouts.job, rollouts.model, self._engine)
+        bus = await trainer.registry.bus(max(0.0, deadline - loop.time()))
+        instance: LocalInstance = make(bus, trainer.manager.job, trainer.model, self._engine)
         self._began_at = loop.time()
         try:
             await instance.start(version, answer.root)

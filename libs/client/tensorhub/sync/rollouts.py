@@ -8,7 +8,7 @@ from typing import Any
 from tensorhub._rollouts.responses import Response
 from tensorhub.aio.lifetime import NotCopyable
 from tensorhub.aio.rollouts import AsyncBatch, AsyncRollouts
-from tensorhub.aio.seeding import AsyncSeeding
+from tensorhub.aio.seeding import Seeding
 from tensorhub.sync.blocking import blocking
 from tensorhub.sync.loop_thread import LoopThread
 from tensorhub_common.errors import TensorHubError
@@ -115,7 +115,7 @@ class Rollouts(NotCopyable):
         initial_s: float = 150.0,
         gain: float = 3.0,
         timeout_s: float = 30,
-    ) -> Generator[AsyncSeeding, None, None]:
+    ) -> Generator[Seeding, None, None]:
         """Have the trainer's own engine generate at the beginning of a step; see `AsyncRollouts.seeding`.
 
         Examples:
