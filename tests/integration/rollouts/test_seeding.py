@@ -104,6 +104,29 @@ async def test_after_an_error_in_the_block_all_is_given_back_at_once(job: Rollou
     await rollouts.close()
 
 
+async def test_an_error_of_the_engine_reaches_the_trainer_and_others_go_on(job: RolloutJob, engine: FakeEngine) -> None:
+    rollouts = await attach(job, "broken")
+    groups = await rollouts.submit([Prompt([number + 1], id=f"b{number}") for number in range(8)])
+    step = engine.step
+
+    def breaks() -> Any:
+        if step():
+            raise ZeroDivisionError("of the engine")
+        return ()
+
+    engine.step = breaks  # type: ignore[method-assign]
+
+    async def fails() -> None:
+        async with rollouts.seeding(engine, seconds=10 * WAIT_S):
+            pass
+
+    async with asyncio.timeout(WAIT_S):
+        with pytest.raises(ZeroDivisionError, match="of the engine"):
+            await fails()
+    check(await taken(rollouts), groups)
+    await rollouts.close()
+
+
 async def test_each_publication_is_learnt_from_once(job: RolloutJob, engine: FakeEngine) -> None:
     rollouts = await attach(job, "learns")
     for step in range(3):

@@ -108,6 +108,10 @@ class LeaderLink:
             self._changed.clear()
             await self._changed.wait()
 
+    def look(self) -> None:
+        """Have those who wait look again."""
+        self._changed.set()
+
     def _handle(self, event: RunnerInput) -> list[RunnerEffect]:
         if self._is_closed:
             return []

@@ -13,7 +13,7 @@ from typing import Final
 
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.protocol.subjects import LOCAL_RUNNER
-from tensorhub_common.runtime.supervision import Supervisor, log_only
+from tensorhub_common.runtime.supervision import Fault, Supervisor, log_only
 from tensorhub_runner.app.leader_link import LeaderLink
 from tensorhub_runner.core.runner import Runner, RunnerLimits
 from tensorhub_runner.core.runner_events import PreemptionNoticed, WeightsLoaded
@@ -30,7 +30,8 @@ class LocalInstance:
 
     def __init__(self, bus: Bus, job: str, model: str, engine: Engine) -> None:
         """Prepare. `model` is the hub's."""
-        self._work = Supervisor("the trainer's own engine", on_fault=log_only)
+        self._work = Supervisor("the trainer's own engine", on_fault=self._failed)
+        self._error: BaseException | None = None
         limits = RunnerLimits(slots=engine.capacity.slots)
         incarnation = time.time_ns() // 1_000_000
         self._core = Runner(LOCAL_RUNNER, model, incarnation, limits, time.monotonic(), is_local=True)
@@ -54,14 +55,22 @@ class LocalInstance:
         self._link.tell(WeightsLoaded(version, root))
 
     async def wait_idle(self, idle_s: float) -> None:
-        """Wait until nothing has run or waited here for so long."""
+        """Wait until nothing has run or waited here for so long. Raises what the engine has raised."""
         while True:
-            await self._link.until(lambda: self.is_idle)
+            await self._link.until(lambda: self.is_idle or self._error is not None)
             with suppress(TimeoutError):
                 async with asyncio.timeout(idle_s):
-                    await self._link.until(lambda: not self.is_idle)
+                    await self._link.until(lambda: not self.is_idle or self._error is not None)
+            if self._error is not None:
+                raise self._error
             if self.is_idle:
                 return
+
+    def _failed(self, fault: Fault) -> None:
+        """Keep an error of the engine for the trainer: no further step is made."""
+        log_only(fault)
+        self._error = self._error or fault.error
+        self._link.look()
 
     async def leave(self) -> None:
         """Give back all that is open: others go on behind the last token."""
@@ -73,5 +82,7 @@ class LocalInstance:
                 async with asyncio.timeout(FORGET_S_MAX):
                     await self._link.until(lambda: not self._core.held)
         finally:
-            await self._link.close()
-            await self._work.close()
+            try:
+                await self._link.close()
+            finally:
+                await self._work.close()
