@@ -1,8 +1,10 @@
 """Instances without engines: they take requests, and send tokens at a steady pace as a runner does.
 
 They speak the runner's messages without the runner's core, since ten thousand responses have to be made beside the
-manager that is measured. `python -m benchmarks.rollouts.instances NATS KEY COUNT FIRST TOKENS_PER_S FLUSH_S` runs
-some of them until it is killed, and writes what it has measured as a line of JSON each second.
+manager that is measured. Every token is 0, so none is kept, and what a new leader asks for again is sent again.
+
+`python -m benchmarks.rollouts.instances NATS KEY COUNT FIRST TOKENS_PER_S FLUSH_S` runs some of them until it is
+killed, and writes what it has measured as a line of JSON each second.
 """
 
 import asyncio
@@ -20,7 +22,7 @@ from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.message import Message
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.protocol import subjects
-from tensorhub_common.protocol.rollout.entries import Attempt
+from tensorhub_common.protocol.rollout.entries import Attempt, RequestId
 from tensorhub_common.protocol.rollout.messages import (
     AbortAnswer,
     AbortRequest,
@@ -34,6 +36,7 @@ from tensorhub_common.protocol.rollout.messages import (
     HeartbeatResult,
     HeldAttempt,
     Report,
+    ReportResult,
     RunnerHeartbeat,
     TokenRun,
     attempt_key,
@@ -44,20 +47,26 @@ MODEL: Final = "policy"
 HEARTBEAT_S: Final = 0.1
 ANSWER_S_MAX: Final = 5.0
 SLOTS: Final = 512
+FRAME_TOKENS_MAX: Final = 65_536
+"""As of a runner."""
 _encoder: Final = msgspec.msgpack.Encoder()
 _results: Final = msgspec.msgpack.Decoder(FrameResult)
+_reports: Final = msgspec.msgpack.Decoder(ReportResult)
 _beats: Final = msgspec.msgpack.Decoder(HeartbeatResult)
 _assigns: Final = msgspec.msgpack.Decoder(AssignRequest)
 _aborts: Final = msgspec.msgpack.Decoder(AbortRequest)
 
 
 class Held:
-    """One attempt: how many tokens it has, and how many it will have."""
+    """One attempt: how many tokens it has, how many of them are sent, and how many it will have."""
 
-    __slots__ = ("key", "made", "prefix", "request", "tokens_max")
+    __slots__ = ("is_over", "key", "made", "prefix", "request", "sent", "tokens_max")
 
-    def __init__(self, key: int, request: object, prefix: int, tokens_max: int) -> None:
-        self.key, self.request, self.prefix, self.made, self.tokens_max = key, request, prefix, prefix, tokens_max
+    def __init__(self, key: int, request: RequestId, prefix: int, tokens_max: int) -> None:
+        self.key, self.request, self.prefix, self.tokens_max = key, request, prefix, tokens_max
+        self.made = self.sent = prefix
+        self.is_over = False
+        """The leader was told that it has finished."""
 
 
 class Instance:
@@ -71,7 +80,7 @@ class Instance:
         self.held: dict[Attempt, Held] = {}
         self._owed = 0.0
         self.latencies_s: list[float] = []
-        self.tokens = 0
+        self.tokens = self.sent = 0
 
     async def run(self) -> None:
         """Generate until cancelled."""
@@ -115,11 +124,24 @@ class Instance:
                 continue
             self._log = answer.log
             if answer.wants_report:
-                held = tuple(HeldAttempt(e.request, a, e.made, "running") for a, e in self.held.items())  # type: ignore[arg-type]
-                report = _encoder.encode(Report(self._log, self._incarnation, held))
-                with contextlib.suppress(TensorHubError):
-                    await self._bus.request(subjects.from_runner(JOB, "report", self._name), report, ANSWER_S_MAX)
+                await self._report()
             await asyncio.sleep(HEARTBEAT_S)
+
+    async def _report(self) -> None:
+        held = tuple(HeldAttempt(each.request, attempt, each.made, "running") for attempt, each in self.held.items())
+        report = _encoder.encode(Report(self._log, self._incarnation, held))
+        with contextlib.suppress(TensorHubError, msgspec.MsgspecError):
+            subject = subjects.from_runner(JOB, "report", self._name)
+            answer = _reports.decode(await self._bus.request(subject, report, ANSWER_S_MAX))
+            for attempt in answer.forget:
+                self.held.pop(attempt, None)
+            self._send_again(answer.resend)
+
+    def _send_again(self, resend: tuple[tuple[Attempt, int], ...]) -> None:
+        for attempt, start in resend:
+            held = self.held.get(attempt)
+            if held is not None:
+                held.sent, held.is_over = start, False
 
     async def _flush_always(self) -> None:
         subject = subjects.from_runner(JOB, "tokens", self._name)
@@ -130,39 +152,50 @@ class Instance:
             self._owed += self._per_flush
             count = int(self._owed)
             self._owed -= count
-            frame = self._frame(count)
-            if frame is None:
-                continue
-            began = time.monotonic()
-            try:
-                _results.decode(await self._bus.request(subject, _encoder.encode(frame), ANSWER_S_MAX))
-            except (TensorHubError, msgspec.MsgspecError):
-                continue
-            self.latencies_s.append(time.monotonic() - began)
+            self._make(count)
+            while (frame := self._frame()) is not None:
+                began = time.monotonic()
+                try:
+                    answer = _results.decode(await self._bus.request(subject, _encoder.encode(frame), ANSWER_S_MAX))
+                except (TensorHubError, msgspec.MsgspecError):
+                    # A leader that comes asks for what it lacks.
+                    break
+                self.latencies_s.append(time.monotonic() - began)
+                self._send_again(answer.resend)
+                if answer.wants_report:
+                    await self._report()
 
-    def _frame(self, count: int) -> Frame | None:
+    def _make(self, count: int) -> None:
         """Make some tokens of each attempt that goes on."""
+        before = self.tokens
+        for held in self.held.values():
+            made = min(count, held.tokens_max - held.made)
+            held.made += made
+            self.tokens += made
+        self._steps += self.tokens > before
+
+    def _frame(self) -> Frame | None:
+        """Return what is not sent, as much as a frame takes; None: all is."""
         keys, starts, counts = array("q"), array("q"), array("q")
         runs, finished = [], []
         total = 0
         for attempt, held in self.held.items():
-            made = min(count, held.tokens_max - held.made)
-            if made <= 0:
-                continue
-            keys.append(held.key)
-            starts.append(held.made)
-            counts.append(made)
-            if held.made == held.prefix:
-                runs.append((attempt, TokenRun(held.made, 1, "", self._name, attempt)))
-            held.made += made
-            total += made
-            if held.made == held.tokens_max:
-                finished.append(Finished(attempt, held.made, "length"))
-        if not total:
+            count = min(held.made - held.sent, FRAME_TOKENS_MAX - total)
+            if count > 0:
+                keys.append(held.key)
+                starts.append(held.sent)
+                counts.append(count)
+                if held.sent <= held.prefix:
+                    runs.append((attempt, TokenRun(held.prefix, 1, "", self._name, attempt)))
+                held.sent += count
+                total += count
+            if held.sent == held.tokens_max and not held.is_over:
+                held.is_over = True
+                finished.append(Finished(attempt, held.sent, "length"))
+        if not total and not finished:
             return None
-        self._steps += 1
         self._number += 1
-        self.tokens += total
+        self.sent += total
         body = bytes(4 * total)
         return Frame(
             self._log,
@@ -203,7 +236,11 @@ async def _report_always(instances: list[Instance]) -> None:
         latencies = [each for instance in instances for each in instance.latencies_s]
         for instance in instances:
             instance.latencies_s.clear()
-        said = {"tokens": sum(each.tokens for each in instances), "latencies_s": [round(each, 5) for each in latencies]}
+        said = {
+            "tokens": sum(each.tokens for each in instances),
+            "sent": sum(each.sent for each in instances),
+            "latencies_s": [round(each, 5) for each in latencies],
+        }
         sys.stdout.write(json.dumps(said) + "\n")
         sys.stdout.flush()
 

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -34,6 +35,12 @@ class Measured:
     frame_p99_ms: float
     manager_mib: float
     delivered_s: float
+    again_s: float | None
+    """From a SIGKILL of the manager until all responses made new tokens again; None: it was not killed."""
+    resent_tokens: int
+    """Tokens that instances sent twice for it."""
+    disk_mib: float
+    """What NATS has on the disk once all is done."""
 
 
 def main() -> None:
@@ -45,6 +52,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1000, help="of each response")
     parser.add_argument("--flush-ms", type=float, default=50.0)
     parser.add_argument("--processes", type=int, default=2, help="that the instances are in")
+    parser.add_argument("--measure-s", type=float, default=6.0, help="so long is measured")
+    parser.add_argument("--kill", action="store_true", help="kill the manager after the measurement")
     options = parser.parse_args()
     found = asyncio.run(_measured(options))
     sys.stdout.write(json.dumps(asdict(found), indent=2) + "\n")
@@ -56,10 +65,10 @@ async def _measured(options: argparse.Namespace) -> Measured:
         async with hub:
             os.environ["TENSORHUB_DIR"] = folder
             async with await tensorhub.connect_async(JOB) as trainer:
-                return await _run(hub, trainer, options)
+                return await _run(hub, trainer, options, Path(folder))
 
 
-async def _run(hub: LocalHub, trainer: tensorhub.AsyncHub, options: argparse.Namespace) -> Measured:
+async def _run(hub: LocalHub, trainer: tensorhub.AsyncHub, options: argparse.Namespace, folder: Path) -> Measured:
     share = options.instances // options.processes
     key = Path(hub.hub.credentials).with_name("admin.nk")
     instances = [
@@ -94,13 +103,15 @@ async def _run(hub: LocalHub, trainer: tensorhub.AsyncHub, options: argparse.Nam
         await asyncio.sleep(1.5)
         before = (time.monotonic(), used_s([pid]), used_s([nats_pid]), sum(_tokens(each) for each in REPORTS))
         REPORTS_LATENCIES.clear()
-        await asyncio.sleep(6)
+        await asyncio.sleep(options.measure_s)
         seconds = time.monotonic() - before[0]
         manager_s, nats_s = used_s([pid]) - before[1], used_s([nats_pid]) - before[2]
         tokens = sum(_tokens(each) for each in REPORTS) - before[3]
         memory = psutil.Process(pid).memory_info().rss
         latencies = sorted(REPORTS_LATENCIES)
+        again_s = await _killed(rollouts, pid) if options.kill else None
         count = await delivering
+        sent = sum(each["sent"] for each in REPORTS)
         assert count == options.responses, f"{count} responses came, and not {options.responses}"
         for report in reports:
             report.cancel()
@@ -116,6 +127,11 @@ async def _run(hub: LocalHub, trainer: tensorhub.AsyncHub, options: argparse.Nam
             round(1000 * latencies[int(0.99 * len(latencies))], 2),
             round(memory / 2**20, 1),
             round(time.monotonic() - began, 2),
+            again_s,
+            sent - options.responses * options.tokens,
+            round(
+                sum(each.stat().st_blocks * 512 for each in (folder / "nats").rglob("*") if each.is_file()) / 2**20, 1
+            ),
         )
     finally:
         for each in instances:
@@ -132,12 +148,25 @@ def _tokens(report: dict[str, int]) -> int:
 
 
 async def _reported(lines: asyncio.StreamReader) -> None:
-    latest = {"tokens": 0}
+    latest = {"tokens": 0, "sent": 0}
     REPORTS.append(latest)
     while line := await lines.readline():
         said = json.loads(line)
-        latest["tokens"] = said["tokens"]
+        latest["tokens"], latest["sent"] = said["tokens"], said["sent"]
         REPORTS_LATENCIES.extend(said["latencies_s"])
+
+
+async def _killed(rollouts: tensorhub.AsyncRollouts, pid: int) -> float:
+    """Kill the manager and return after how many seconds the next one hears new tokens of all that is open."""
+    os.kill(pid, signal.SIGKILL)
+    began = time.monotonic()
+    while True:
+        status = await rollouts.status(timeout_s=120)
+        open_ = sum(each.open for each in status.consumers)
+        if sum(each.executing for each in status.instances) >= open_:
+            return round(time.monotonic() - began, 2)
+        sys.stderr.write(f"{time.monotonic() - began:.1f} s after the kill: {open_} open\n")
+        await asyncio.sleep(0.2)
 
 
 async def _executing(rollouts: tensorhub.AsyncRollouts) -> int:
