@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from textwrap import indent
 from typing import Final
 
 import pytest
@@ -11,8 +12,10 @@ from tensorhub.local.hub import LocalRollouts
 
 PAGE: Final = (Path(__file__).parents[3] / "docs" / "guides" / "rollouts.md").read_text()
 (CONFIG,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
-TRAINER, ENGINE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+TRAINER, SEEDING, ENGINE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 STEP: Final = re.compile(r"step (\d+): 64 responses, reward ([\d.]+), version (\d+)")
+
+LOCAL: Final = "sorted({run.instance for each in batch.responses for run in each.runs})"
 
 COUNT: Final = """
 import torch
@@ -42,6 +45,28 @@ async def test_the_trainer_of_the_guide_learns(tmp_path: Path) -> None:
     assert steps[-1][1] > steps[0][1] + 0.5
     said = [STEP.search(line) for line in PAGE.splitlines() if line.startswith("step ")]
     assert [each is not None for each in said] == [True] * 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_the_trainer_of_the_guide_learns_with_an_engine_of_its_own(tmp_path: Path) -> None:
+    """What the page adds for it is put into its trainer."""
+    model = tmp_path / "my-model"
+    model.mkdir()
+    (model / "config.json").write_text(CONFIG)
+    imported, made = re.findall(r"^(?:from|engine) .*$", SEEDING, re.MULTILINE)
+    (seeds,) = re.findall(r"^    with .*\n        pass\n", SEEDING, re.MULTILINE)
+    (submits,) = re.findall(r"^    rollouts.submit.*\n", SEEDING, re.MULTILINE)
+    trainer = TRAINER.replace("    policy.publish()\n", f"    policy.publish()\n    {made}\n", 1)
+    trainer = trainer.replace(f"    {submits}", f"    {submits}{indent(seeds, '    ')}", 1)
+    trainer = trainer.replace("batch.done()\n", f"batch.done()\n            print({LOCAL})\n", 1)
+    async with running_hub(tmp_path / "hub", 1, rollouts=LocalRollouts(2, model=model)) as hub:
+        code, out, err = await hub.run(f"import os\nos.chdir({str(tmp_path)!r})\n{imported}\n{trainer}")
+    assert (code, err) == (0, "")
+    rewards = [float(reward) for _, reward, _ in STEP.findall(out)]
+    assert len(rewards) == 5
+    assert rewards[-1] > rewards[0] + 0.5
+    assert "trainer" in out, "the trainer's own engine made some"
 
 
 @pytest.mark.slow
