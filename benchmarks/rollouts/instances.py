@@ -74,7 +74,7 @@ class Instance:
 
     def __init__(self, bus: Bus, name: str, tokens_per_s: float, flush_s: float) -> None:
         self._bus, self._name = bus, name
-        self._per_flush, self._flush_s = tokens_per_s * flush_s, flush_s
+        self._tokens_per_s, self._flush_s = tokens_per_s, flush_s
         self._log, self._term, self._number, self._steps = "", 0, 0, 0
         self._incarnation = time.time_ns() // 1_000_000
         self.held: dict[Attempt, Held] = {}
@@ -122,7 +122,7 @@ class Instance:
             except (TensorHubError, msgspec.MsgspecError):
                 await asyncio.sleep(HEARTBEAT_S)
                 continue
-            self._log = answer.log
+            self._log, self._flush_s = answer.log, max(self._flush_s, answer.flush_s)
             if answer.wants_report:
                 await self._report()
             await asyncio.sleep(HEARTBEAT_S)
@@ -149,7 +149,7 @@ class Instance:
         while True:
             turn += self._flush_s
             await asyncio.sleep(max(0.0, turn - time.monotonic()))
-            self._owed += self._per_flush
+            self._owed += self._tokens_per_s * self._flush_s
             count = int(self._owed)
             self._owed -= count
             self._make(count)

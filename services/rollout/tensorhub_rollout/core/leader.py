@@ -96,6 +96,9 @@ class LeaderLimits(msgspec.Struct, frozen=True):
     """No further group begins once payloads, with the largest size of the begun groups, have this share of the room."""
     look_s: float = 0.02
     """What time alone changes is looked at so often, and not with each frame: a look is at every placement."""
+    frames_per_s_max: int = 2000
+    """So many frames of all instances together are asked for. A frame costs more than its rows, of which a larger fleet
+    has fewer in each."""
     assign_tokens_max: int = 32_768
     """Limit of the tokens of prompts and prefixes in one message; a longer prefix comes in parts."""
     attempts_max: int = 5
@@ -803,7 +806,10 @@ class Leader:
         instance.is_leaving, instance.is_local = beat.is_leaving, beat.is_local
         instance.measured.extend(beat.measured)
         versions = self._versions_of(beat.model)
-        self._effects.append(AnswerHeartbeat(HeartbeatResult(self.log, self.term, versions, not instance.has_reported)))
+        flush_s = len(self.instances) / self.limits.frames_per_s_max
+        self._effects.append(
+            AnswerHeartbeat(HeartbeatResult(self.log, self.term, versions, not instance.has_reported, flush_s))
+        )
 
     def _report(self, event: ReportCame) -> None:
         runner, report = event.runner, event.report

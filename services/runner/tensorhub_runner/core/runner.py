@@ -67,7 +67,9 @@ class RunnerLimits(msgspec.Struct, frozen=True):
     held_max: int = 1024
     """Limit of the attempts that it holds; what is assigned beyond is refused."""
     flush_s: float = 0.05
-    """New tokens are sent so often."""
+    """New tokens are sent so often, or as seldom as the leader of a large fleet asks for."""
+    flush_s_max: float = 2.0
+    """Limit of what a leader may ask for."""
     heartbeat_s: float = 0.1
     resend_s: float = 0.25
     """What was not answered is sent again."""
@@ -161,6 +163,7 @@ class Runner:
         """Since the last heartbeat."""
         self._unanswered: dict[int, tuple[float, list[tuple[Attempt, int]]]] = {}
         """Frames without an answer: when each was sent, and where its rows began."""
+        self._flush_s = limits.flush_s
         self._flushed_at = self._beaten_at = now - 3600.0
         self._effects: list[RunnerEffect] = []
         self._now = now
@@ -193,7 +196,7 @@ class Runner:
         """Return when time alone changes something."""
         times = [self._beaten_at + self.limits.heartbeat_s]
         if self._has_news():
-            times.append(self._flushed_at + self.limits.flush_s)
+            times.append(self._flushed_at + self._flush_s)
         times += [sent_at + self.limits.resend_s for sent_at, _ in self._unanswered.values()]
         return min(times)
 
@@ -330,6 +333,7 @@ class Runner:
             return
         if event.result.log < self.log or event.result.term < self.term:
             return
+        self._flush_s = max(self.limits.flush_s, min(event.result.flush_s, self.limits.flush_s_max))
         is_new = event.result.term > self.term
         self._hear_term(event.result.term)
         self._see(event.result.versions)
@@ -500,7 +504,7 @@ class Runner:
             if self._now - sent_at >= self.limits.resend_s:
                 del self._unanswered[number]
                 self._resend(rows)
-        is_due = bool(self.log) and self._now - self._flushed_at >= self.limits.flush_s
+        is_due = bool(self.log) and self._now - self._flushed_at >= self._flush_s
         if is_due and len(self._unanswered) < self.limits.frames_ahead_max and self._has_news():
             self._flush()
 

@@ -40,6 +40,7 @@ from tensorhub_rollout.core.fold import fold
 from tensorhub_rollout.core.leader import Leader, LeaderLimits
 from tensorhub_rollout.core.leader_events import (
     AnswerFrame,
+    AnswerHeartbeat,
     AssignAnswered,
     EntryFolded,
     FrameCame,
@@ -437,3 +438,15 @@ def test_what_waits_for_a_version_to_come_is_shown_to_no_policy_and_waits() -> N
     assert leader.view("policy").waiting == ()
     holds(leader, 3, 0.2)
     assert leader.view("policy").waiting == (REQUEST,)
+
+
+def test_the_larger_the_fleet_the_more_seldom_frames_are_asked_for() -> None:
+    state = RolloutState("job")
+    fold(state, 1, Lead(1, "m"))
+    leader = Leader(state, LOG, LeaderLimits(frames_per_s_max=100), 0.0)
+    asked = []
+    for number in range(50):
+        (answer,) = leader.handle(HeartbeatCame(f"r{number}", RunnerHeartbeat(LOG, 1, 0, "policy", 8, 1)), 0.0)
+        assert isinstance(answer, AnswerHeartbeat)
+        asked.append(answer.result.flush_s)
+    assert (asked[0], asked[-1]) == (0.01, 0.5)

@@ -2,12 +2,14 @@
 
 import pytest
 
+from tensorhub_common.machine import Tick
 from tensorhub_common.protocol.rollout.entries import Attempt, RequestId
 from tensorhub_common.protocol.rollout.messages import (
     AbortRequest,
     Assign,
     AssignRequest,
     Finished,
+    FrameResult,
     HeartbeatResult,
     PublishedVersions,
     Sampling,
@@ -22,6 +24,7 @@ from tensorhub_runner.core.runner_events import (
     AssignCame,
     Begin,
     EngineStepped,
+    FrameAnswered,
     HeartbeatAnswered,
     PreemptionNoticed,
     RunnerEffect,
@@ -122,3 +125,30 @@ def test_a_run_that_got_no_token_is_replaced(runner: Runner) -> None:
         runner.handle(WeightsLoaded(version, f"root-{version}"), 0.0)
     (sent,) = frames(runner.handle(EngineStepped((StepTokens(ATTEMPT, TOKEN, TOKEN),)), 1.0))
     assert [(run.start, run.version) for _, run in sent.frame.runs] == [(0, 3)]
+
+
+@pytest.mark.parametrize(("asked_s", "expected_s"), [(0.0, 0.05), (0.3, 0.3), (1e9, 2.0)])
+def test_a_leader_of_a_large_fleet_has_frames_come_more_seldom_within_bounds(
+    runner: Runner, asked_s: float, expected_s: float
+) -> None:
+    made = EngineStepped((StepTokens(ATTEMPT, TOKEN, TOKEN),))
+    runner.handle(assigned(ATTEMPT), 0.0)
+    runner.handle(HeartbeatAnswered(HeartbeatResult("log", 1, PublishedVersions(0), flush_s=asked_s)), 0.0)
+    assert frames(runner.handle(made, 1.0)), "the one before is long ago"
+    assert not frames(runner.handle(made, 1.001))
+    assert not frames(runner.handle(Tick(), 1.0 + expected_s - 0.001))
+    assert runner.deadline() <= 1.0 + expected_s + 1e-9
+    assert frames(runner.handle(Tick(), 1.0 + expected_s + 0.001))
+
+
+def test_a_runner_is_drained_once_a_leader_has_all_of_what_it_stopped(runner: Runner) -> None:
+    assert runner.is_drained
+    runner.handle(assigned(ATTEMPT), 0.0)
+    assert not runner.is_drained, "it runs"
+    runner.handle(EngineStepped((StepTokens(ATTEMPT, TOKEN, TOKEN),)), 0.01)
+    runner.handle(AbortCame(AbortRequest("log", 1, 1, stop=(ATTEMPT,))), 0.02)
+    (sent,) = frames(runner.handle(Tick(), 1.0))
+    assert not runner.is_drained, "its token is under way"
+    runner.handle(FrameAnswered(FrameResult("log", 1, sent.frame.number)), 1.01)
+    assert runner.is_drained
+    assert runner.held, "it is kept until a leader lets it be forgotten"

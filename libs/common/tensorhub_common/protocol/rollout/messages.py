@@ -266,6 +266,8 @@ class HeartbeatResult(msgspec.Struct, frozen=True):
     term: int
     versions: PublishedVersions
     wants_report: bool = False
+    flush_s: float = 0.0
+    """New tokens are to be sent no more often than this: the larger the fleet, the longer."""
 
 
 _TERM_SHIFT: Final = 32
