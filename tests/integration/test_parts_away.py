@@ -88,6 +88,7 @@ async def test_a_read_goes_on_while_the_log_counts_its_holder(hub: RunningHub) -
         assert shown(it.engine) == {1.0}
 
 
+@pytest.mark.long
 async def test_a_read_ends_at_once_when_the_log_counts_no_holder(tmp_path: Path) -> None:
     """And later ones fail with the fact that it was published, and which holder of it is lost."""
     lost = r"version 1 of model 'm' was published, but its last holder is lost \(trainer on agent-0, lost \d+ s"
@@ -333,6 +334,7 @@ async def assert_reported(hub: RunningHub, kind: str, job: str, why: str) -> Non
     assert finding["advice"]
 
 
+@pytest.mark.long
 async def test_a_fault_in_one_job_sets_that_job_aside(faulty: RunningHub) -> None:
     """The others go on without noticing; once they have nothing here the agent starts anew, with the memory of all."""
     agent = faulty.pid("agent-0")

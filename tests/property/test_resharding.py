@@ -110,6 +110,7 @@ def test_every_byte_is_numpys_or_the_error_is_right(drawn: Cuttings, seed: int, 
     lived(lambda: world_of(seed, drawn, calm=calm))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @given(st.integers(1, 2**32), st.booleans())
 @example(seed=4699, calm=True)  # Whoever was inside waited for parts of blocks of those who were held.

@@ -186,6 +186,7 @@ FAULTS: list[tuple[type, str]] = [
     (SnapshotMaker, "look"),
 ]
 """What folds, what publishes, what says who leads, what keeps snapshots."""
+TAKE_LONG = FAULTS[0], FAULTS[3]
 
 
 class Sabotage:
@@ -203,7 +204,15 @@ class Sabotage:
 
 
 @pytest.mark.usefixtures("soon")
-@pytest.mark.parametrize(("kind", "name"), FAULTS, ids=[f"{kind.__name__}.{name}" for kind, name in FAULTS])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        pytest.param(
+            kind, name, id=f"{kind.__name__}.{name}", marks=[pytest.mark.long] if (kind, name) in TAKE_LONG else []
+        )
+        for kind, name in FAULTS
+    ],
+)
 async def test_a_fault_sets_that_job_aside_until_it_is_mended(
     kind: type, name: str, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,6 +71,7 @@ def test_a_new_fault_changes_no_seed_in_which_it_does_not_strike() -> None:
     assert transcript((*ALL, Fault("new", 1.0, strike))) != before
 
 
+@pytest.mark.long
 def test_a_crowd_of_readers_gets_its_version_though_the_holder_is_stopped() -> None:
     totals = Totals()
     assert is_crowd(25)
