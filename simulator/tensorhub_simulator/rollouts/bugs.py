@@ -20,6 +20,7 @@ from tensorhub_common.protocol.rollout.messages import (
 from tensorhub_common.protocol.rollout.questions import ReadyAnswer
 from tensorhub_rollout.core import fold as fold_module
 from tensorhub_rollout.core import leader as leader_module
+from tensorhub_rollout.core.admission import Admission, GroupId
 from tensorhub_rollout.core.leader import Leader
 from tensorhub_rollout.core.leader_events import FrameCame, LeaderEffect, LeaderInput, PrefixLoaded, SendAbort
 from tensorhub_rollout.core.placements import Placement
@@ -293,10 +294,10 @@ def _blamed_together() -> tuple[Replacement, ...]:
 def _room_judged_late() -> tuple[Replacement, ...]:
     """A group that begins counts from the next look at payloads on: all of one look of the policy begin."""
 
-    def admit(self: Leader, of: RequestId) -> bool:
-        return not self._is_held_back or self._group_of(of) in self._begun
+    def admit(self: Admission, group: GroupId) -> bool:
+        return not self.is_held_back or group in self.begun
 
-    return ((Leader, "_admit", admit),)
+    return ((Admission, "admit", admit),)
 
 
 def _begun_by_placements_alone() -> tuple[Replacement, ...]:

@@ -38,6 +38,7 @@ from tensorhub_common.protocol.rollout.messages import (
     attempt_of,
     is_well_formed,
 )
+from tensorhub_rollout.core.admission import Admission, GroupId
 from tensorhub_rollout.core.leader_counts import DiscardReason, LeaderCounts
 from tensorhub_rollout.core.leader_events import (
     AbortAnswered,
@@ -142,13 +143,7 @@ class Leader:
         """Requests that are tried alone: each may be what kills the instances that begin with it."""
         self._asked: dict[Attempt, Placement] = {}
         """Attempts that were asked to begin or to stop, and did not answer since."""
-        self._payload_bytes_max = 0
-        self._begun: set[tuple[int, int]] = set()
-        """The groups that have begun and are open, while there is a limit of payloads."""
-        self._reserved_bytes = 0
-        """The largest size of what is open in them."""
-        self._is_held_back = False
-        """Whether payloads have no room for further groups."""
+        self.admission = Admission(state, limits.admission_share_max)
         self._steps: dict[str, int] = {}
         """By model: how many of its newest versions this leader has seen."""
         self._meters: dict[str, StepMeter] = {}
@@ -251,7 +246,7 @@ class Leader:
         self._end_unreachable(event.model)
 
     def _room_seen(self, event: RoomSeen) -> None:
-        self._payload_bytes_max = event.payload_bytes_max
+        self.admission.payload_bytes_max = event.payload_bytes_max
         self._look_at_room()
 
     def _storing_failed(self, event: StoringFailed) -> None:
@@ -272,11 +267,11 @@ class Leader:
 
     def is_full(self) -> bool:
         """Tell whether payloads let no group begin, and each that has begun has ended: only `done` makes room then."""
-        if self._is_held_back:
+        if self.admission.is_held_back:
             # Since the last look something may have been done.
             self._look_at_room()
         # Before all runners have reported, a group that has begun may look as if it had not.
-        return self._has_gathered and self._is_held_back and not self._begun
+        return self._has_gathered and self.admission.is_held_back and not self.admission.begun
 
     def meter(self, model: str) -> StepMeter:
         """Return what is measured of a model's steps."""
@@ -292,8 +287,8 @@ class Leader:
         if self._pinned:
             serving = {each.version for each in self.instances.values() if each.model == model and each.takes_more}
             waiting = (of for of in waiting if of not in self._pinned or self._pinned[of] in serving)
-        if self._is_held_back:
-            waiting = (of for of in waiting if self._group_of(of) in self._begun)
+        if self.admission.is_held_back:
+            waiting = (of for of in waiting if self._group_of(of) in self.admission.begun)
         instances = tuple(
             InstanceView(
                 runner,
@@ -325,7 +320,7 @@ class Leader:
             return
         if self._is_reserved(instance) or (of in self._alone and instance.pending):
             return
-        if not self._admit(of):
+        if not self.admission.admit(self._group_of(of)):
             return
         self._n += 1
         self.counts.attempts += 1
@@ -347,29 +342,13 @@ class Leader:
         """Tell whether an instance is trying a request alone."""
         return bool(self._alone) and not self._alone.isdisjoint(instance.pending)
 
-    def _group_of(self, of: RequestId) -> tuple[int, int]:
-        """Return the group of a request, as (submission, index of the group)."""
+    def _group_of(self, of: RequestId) -> GroupId:
         return of.submission, self.state.submissions[of.submission].requests[of.index].group
 
     def _look_at_room(self) -> None:
         """Let no further group begin where payloads are nearly full; a group that has begun finishes."""
-        self._begun, self._reserved_bytes, self._is_held_back = set(), 0, False
-        if self._payload_bytes_max:
-            for of in self.requests:
-                if self._has_begun(of):
-                    self._reserve(self._group_of(of))
-            self._judge_room()
-
-    def _admit(self, of: RequestId) -> bool:
-        """Count a request's group as begun where payloads have room for it, and tell whether it has begun."""
-        group = self._group_of(of)
-        if not self._payload_bytes_max or group in self._begun:
-            return True
-        if self._is_held_back:
-            return False
-        self._reserve(group)
-        self._judge_room()
-        return True
+        counted = self.requests if self.admission.payload_bytes_max else ()
+        self.admission.look(self._group_of(of) for of in counted if self._has_begun(of))
 
     def _has_begun(self, of: RequestId) -> bool:
         """Tell whether a request's group has begun, as far as this request and those that have ended tell."""
@@ -378,16 +357,6 @@ class Leader:
         if 0 < group.open < group.size or self.requests[of].placement is not None:
             return True
         return bool(self._held(of) or self._stored_count(of))
-
-    def _reserve(self, at: tuple[int, int]) -> None:
-        if at not in self._begun:
-            self._begun.add(at)
-            group = self.state.submissions[at[0]].groups[at[1]]
-            self._reserved_bytes += 2 * TOKEN_BYTES * group.tokens_max * group.open
-
-    def _judge_room(self) -> None:
-        used = self.state.payload_bytes + self._reserved_bytes
-        self._is_held_back = used > self.limits.admission_share_max * self._payload_bytes_max
 
     def _model_of(self, of: RequestId) -> str:
         return self.state.consumers[self.state.submissions[of.submission].consumer].model

@@ -378,6 +378,9 @@ def test_groups_begin_one_by_one_until_payloads_have_no_room_and_what_has_begun_
     assert placed == {2, 1}
     assert [of.index for of in leader.view("policy").waiting] == [3]
     assert not leader.is_full()
+    # An operator takes the limit away.
+    leader.handle(RoomSeen(0), 0.1)
+    assert [of.index for of in leader.view("policy").waiting] == [3, 4, 5]
 
 
 def pinned(version: int, *, published: tuple[int, ...], holding: int | None, gather_s: float = 0.0) -> Leader:

@@ -1,0 +1,57 @@
+"""Which groups may begin, so that what they make has room in the job's payloads (docs/design/rollouts/log.md). Pure.
+
+Invariant: no group begins while payloads, with the largest size of the groups that have begun and are open, have more
+than their share of the room. A group that has begun finishes.
+"""
+
+from collections.abc import Iterable
+
+from tensorhub_common.protocol.rollout.messages import TOKEN_BYTES
+from tensorhub_rollout.core.state import RolloutState
+
+GroupId = tuple[int, int]
+"""A group, as (submission, index of the group)."""
+
+
+class Admission:
+    """What one leader lets begin. Without a limit it counts nothing."""
+
+    def __init__(self, state: RolloutState, share_max: float) -> None:
+        """Have no limit yet."""
+        self.payload_bytes_max = 0
+        """How many bytes the job's payloads may have together; 0: any number."""
+        self.begun: set[GroupId] = set()
+        """The groups that have begun and are open."""
+        self.is_held_back = False
+        """Whether no further group may begin."""
+        self._state, self._share_max = state, share_max
+        self._reserved_bytes = 0
+        """The largest size of what is open in the groups that have begun."""
+
+    def look(self, begun: Iterable[GroupId]) -> None:
+        """Count anew: these groups have begun; one may be named several times."""
+        self.begun, self._reserved_bytes, self.is_held_back = set(), 0, False
+        if self.payload_bytes_max:
+            for group in begun:
+                self._reserve(group)
+            self._judge()
+
+    def admit(self, group: GroupId) -> bool:
+        """Count a group as begun where there is room for it, and tell whether it has begun."""
+        if not self.payload_bytes_max or group in self.begun:
+            return True
+        if self.is_held_back:
+            return False
+        self._reserve(group)
+        self._judge()
+        return True
+
+    def _reserve(self, at: GroupId) -> None:
+        if at not in self.begun:
+            self.begun.add(at)
+            group = self._state.submissions[at[0]].groups[at[1]]
+            self._reserved_bytes += 2 * TOKEN_BYTES * group.tokens_max * group.open
+
+    def _judge(self) -> None:
+        used = self._state.payload_bytes + self._reserved_bytes
+        self.is_held_back = used > self._share_max * self.payload_bytes_max
