@@ -309,6 +309,32 @@ def _begun_by_placements_alone() -> tuple[Replacement, ...]:
     return ((Leader, "_has_begun", has_begun),)
 
 
+def _pinned_judged_once() -> tuple[Replacement, ...]:
+    """What is for one version is judged when versions change, and not when an instance leaves that version."""
+    heartbeat, queue = Leader._heartbeat, Leader._queue
+
+    def not_judging(known: Callable[..., None]) -> Callable[..., None]:
+        def call(self: Leader, *arguments: Any) -> None:
+            with mock.patch.object(Leader, "_end_unreachable", lambda *_: None):
+                known(self, *arguments)
+
+        return call
+
+    return (Leader, "_heartbeat", not_judging(heartbeat)), (Leader, "_queue", not_judging(queue))
+
+
+def _pinned_judged_early() -> tuple[Replacement, ...]:
+    """A new leader judges what is for one version before it has heard who has what."""
+    known = Leader._end_unreachable
+
+    def end_unreachable(self: Leader, model: str) -> None:
+        gathered, self._has_gathered = self._has_gathered, True
+        known(self, model)
+        self._has_gathered = gathered
+
+    return ((Leader, "_end_unreachable", end_unreachable),)
+
+
 BUGS: Final[Mapping[str, Callable[[], tuple[Replacement, ...]]]] = {
     "older-frame": _older_frame,
     "gap-taken": _gap_taken,
@@ -338,6 +364,8 @@ BUGS: Final[Mapping[str, Callable[[], tuple[Replacement, ...]]]] = {
     "blamed-together": _blamed_together,
     "room-judged-late": _room_judged_late,
     "begun-by-placements-alone": _begun_by_placements_alone,
+    "pinned-judged-once": _pinned_judged_once,
+    "pinned-judged-early": _pinned_judged_early,
 }
 
 

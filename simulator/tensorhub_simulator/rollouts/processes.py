@@ -56,4 +56,5 @@ class RunnerProcess(Process):
     prefills: dict[Attempt, int] = field(default_factory=dict)
     """How many steps the prompt of an attempt still takes."""
     loaded: int | None = None
+    loaded_at: float = 0.0
     is_loading: bool = False

@@ -122,6 +122,8 @@ NAME: Final = "main"
 STEP_S: Final = 0.02
 LOOK_S: Final = 0.02
 LOAD_S: Final = 0.05
+HEARD_S: Final = 1.5
+"""Within this a leader that runs has heard what a runner has, though messages get lost."""
 MOVES_MAX: Final = 20
 """So often a policy may move a request from one instance to another: more is to and fro."""
 
@@ -137,6 +139,8 @@ class Chances(msgspec.Struct, frozen=True):
     """Of placements, at each look of the policy."""
     submits: float = 0.2
     """At each look of the trainer, as the next."""
+    pinned: float = 0.15
+    """Of groups, those that are for one of the last two versions alone."""
     acknowledges: float = 0.5
     whole_groups: float = 0.5
     """Of the trainer's batches, those that are of whole groups."""
@@ -188,6 +192,8 @@ class RolloutWorld:
         self.done: list[RequestId] = []
         self.poisoned: set[RequestId] = set()
         """Requests that kill each engine that begins them."""
+        self.pinned: dict[RequestId, int] = {}
+        """Requests that are for one version alone."""
         self.failed: dict[RequestId, str | None] = {}
         self.cancelled: set[RequestId] = set()
         self.responses: dict[RequestId, Written] = {}
@@ -205,10 +211,8 @@ class RolloutWorld:
         self._cut_until = self._stored_at = 0.0
         self._lost: set[tuple[str, int]] = set()
         """Runners with their lives that a leader has ever taken for lost."""
-        self._groups_left = groups
-        self._poisoned = poisoned
-        self._group = 0
-        self._attachment, self._n = 0, 0
+        self._groups_left, self._poisoned = groups, poisoned
+        self._group = self._attachment = self._n = 0
         for manager in self.managers:
             self.start_manager(manager)
         for runner in self.runners:
@@ -290,12 +294,7 @@ class RolloutWorld:
             self._check_attempts(entry, outcome)
         match outcome:
             case Submitted(opened=opened):
-                self.opened += opened
-                for of in opened:
-                    group = self.truth.submissions[of.submission].groups[0]
-                    self.seeds[of] = payloads.request_seed(SEED, group.id, of.index - group.first)
-                    if self._group <= self._poisoned:
-                        self.poisoned.add(of)
+                self._note_opened(opened)
             case Ended(requests=requests):
                 self.ended += requests
                 self._keep_responses(requests)
@@ -309,6 +308,16 @@ class RolloutWorld:
                 self._attachment, self._n = seq, 0
             case _:
                 pass
+
+    def _note_opened(self, opened: tuple[RequestId, ...]) -> None:
+        self.opened += opened
+        for of in opened:
+            group = self.truth.submissions[of.submission].groups[0]
+            self.seeds[of] = payloads.request_seed(SEED, group.id, of.index - group.first)
+            if group.version is not None:
+                self.pinned[of] = group.version
+            if self._group <= self._poisoned:
+                self.poisoned.add(of)
 
     def _check_attempts(self, entry: End | Checkpoint, outcome: Outcome) -> None:
         """The highest attempt counts: never one below what a checkpoint has named."""
@@ -467,6 +476,8 @@ class RolloutWorld:
             case LoadPrefix(request=of):
                 self._later(manager, 0.002, lambda: self._load_prefix(manager, of))
             case StoreEnd(ended=ended):
+                if ended.reason == "failed":
+                    self._check_gone(manager, ended.request)
                 payload = self._write([Written(effect.tokens, effect.logprobs, effect.runs)]) if ended.tokens else None
                 assert manager.leader is not None
                 self.append(End(manager.leader.term, (ended,), payload), manager)
@@ -493,13 +504,22 @@ class RolloutWorld:
         is_there = runner.is_up and min(now - runner.asleep_until, now - runner.started_at) >= silence_s
         assert not is_there, f"{runner.name} is lost and was there all the time"
 
+    def _check_gone(self, manager: ManagerProcess, of: RequestId) -> None:
+        """No request fails for its version where a runner has had that for a while, and could be heard."""
+        for runner in self.runners:
+            began = (runner.loaded_at, runner.asleep_until, runner.started_at, manager.asleep_until, self._cut_until)
+            has_it = runner.is_up and not runner.is_loading and runner.loaded == self.pinned.get(of, -1)
+            assert not has_it or self.agenda.now - max(began) < HEARD_S, (
+                f"{of} fails, and {runner.name} has version {runner.loaded}"
+            )
+
     def _write(self, responses: list[Written]) -> Payload:
         digest = sha256(repr(responses).encode()).hexdigest()
         self.payloads[digest] = responses
         return Payload(digest, sum(len(each.tokens) + len(each.logprobs) for each in responses))
 
     def _prompt(self, of: RequestId) -> PromptLoaded:
-        rule = VersionRule(None, STALENESS, self.on_update)
+        rule = VersionRule(self.pinned.get(of), STALENESS, self.on_update)
         return PromptLoaded(
             of, struct.pack("<i", 7), Sampling(TOKENS_MAX, self.seeds[of], stop_token_ids=(STOP,)), rule
         )
@@ -612,8 +632,9 @@ class RolloutWorld:
         self._tell_runner(runner, EngineStepped(tuple(made)) if made else Tick())
         for attempt, position in before.items():
             if attempt in core.held and core.held[attempt].count > position and runner.loaded is not None:
-                self._check_rule(core, runner.loaded, position)
-                self._note_made(runner, core.held[attempt].assign.request, position)
+                of = core.held[attempt].assign.request
+                self._check_rule(core, of, runner.loaded, position)
+                self._note_made(runner, of, position)
         self._later(runner, STEP_S, lambda: self._engine_step(runner))
 
     def _is_prefilled(self, runner: RunnerProcess, attempt: Attempt) -> bool:
@@ -687,14 +708,19 @@ class RolloutWorld:
             self._superseded.add(attempt)
             assert core.version is not None
             newer = sum(each > core.version for each in core.versions.published)
+            if self.pinned.get(held.assign.request, core.version) != core.version:
+                continue
             assert core.versions.is_retired(core.version) or newer > STALENESS, (
                 f"{attempt} is given back on version {core.version}, where {newer} newer ones are published"
             )
 
-    def _check_rule(self, core: Runner, version: int, position: int) -> None:
+    def _check_rule(self, core: Runner, of: RequestId, version: int, position: int) -> None:
         """No request starts where its rule forbids it, and none goes on with a retired version, as the runner knows."""
         assert not core.versions.is_retired(version), f"a token counts of version {version}, which is retired"
         newer = sum(each > version for each in core.versions.published)
+        if of in self.pinned:
+            assert version == self.pinned[of], f"{of} is for version {self.pinned[of]}, and gets a token of {version}"
+            return
         assert position or newer <= STALENESS, (
             f"a request starts on version {version}, and {newer} newer ones are published"
         )
@@ -710,7 +736,7 @@ class RolloutWorld:
         self._tell_runner(runner, WeightsChanging())
 
         def loaded() -> None:
-            runner.is_loading, runner.loaded = False, version
+            runner.is_loading, runner.loaded, runner.loaded_at = False, version, self.agenda.now
             self._tell_runner(runner, WeightsLoaded(version, f"root-{version}"))
 
         self._later(runner, LOAD_S, loaded)
@@ -755,7 +781,9 @@ class RolloutWorld:
             if self._groups_left and self.random.random() < self.chances.submits:
                 self._groups_left -= 1
                 self._group += 1
-                group = GroupSubmitted(f"p{self._group}", "a" * 64, 4, 1, TOKENS_MAX)
+                is_pinned = self.random.random() < self.chances.pinned
+                version = self.random.choice(self.versions.published[-2:]) if is_pinned else None
+                group = GroupSubmitted(f"p{self._group}", "a" * 64, 4, 1, TOKENS_MAX, version=version)
                 self.append(Submit(self._by(), (group,), Payload(sha256(group.id.encode()).hexdigest(), 4)))
             self._take_ended()
         self.agenda.after(0.05, self._trainer_look)
