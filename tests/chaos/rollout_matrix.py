@@ -61,7 +61,7 @@ RUNNING_MIN: Final = 4
 BUSY_GROUPS: Final = 8
 """So many groups are open all the time meanwhile."""
 
-PAGE: Final = page.DOCS / "rollouts" / "failures.md"
+PAGE: Final = page.DOCS / "rollouts" / "measured.md"
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
