@@ -42,15 +42,34 @@ class DeviceRace(TensorHubError):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Bytes from `begin` to before `end` that work touches."""
+    """Bytes that work touches: from `begin` to before `end`, or of these `width` from each multiple of `stride` on."""
 
     begin: int
     end: int
     writes: bool
+    stride: int = 0
+    """0: all of them."""
+    width: int = 0
 
     def conflicts(self, other: "Span") -> bool:
-        """Whether both touch a byte, and one of them writes it."""
-        return (self.writes or other.writes) and self.begin < other.end and other.begin < self.end
+        """Whether both touch a byte, and one of them writes it. Boxes of one matrix may lie between each other."""
+        if not (self.writes or other.writes) or self.begin >= other.end or other.begin >= self.end:
+            return False
+        stride = self.stride or other.stride
+        if not stride or (self.stride and other.stride and self.stride != other.stride):
+            # Of different strides it is not looked at more closely.
+            return True
+        # Row i of this one and row i + k of the other overlap where -there < apart + k * stride < here.
+        (rows, here), (other_rows, there) = self.rows(), other.rows()
+        apart = other.begin - self.begin
+        first, last = (-there - apart) // stride + 1, -((apart - here) // stride) - 1
+        return max(first, 1 - rows) <= min(last, other_rows - 1)
+
+    def rows(self) -> tuple[int, int]:
+        """Return how many rows there are, and the bytes of each."""
+        if not self.stride:
+            return 1, self.end - self.begin
+        return 1 + (self.end - self.begin - self.width) // self.stride, self.width
 
 
 @dataclass(slots=True, eq=False)

@@ -13,6 +13,7 @@ from tensorhub_agent.casting.conversion import by_amax, converter_of
 from tensorhub_agent.devices.boxes import DeviceBox, is_possible
 from tensorhub_agent.devices.columns import Columns
 from tensorhub_common.devices.fake import FakeDevice, FakeStream, Span
+from tensorhub_common.programs.regions import Sizes
 
 Elements = np.ndarray[Any, np.dtype[np.void]]
 Numbers = np.ndarray[Any, np.dtype[np.unsignedinteger[Any]]]
@@ -73,8 +74,8 @@ class FakeEngine:
         for box in boxes:
             form = box.form
             spans = (
-                Span(box.to, box.to + form.span_bytes, writes=True),
-                Span(box.origin, box.origin + form.origin_span_bytes, writes=False),
+                _span(box.to, form.shape, form.to_strides, form.span_bytes, writes=True),
+                _span(box.origin, form.origin_shape, form.origin_strides, form.origin_span_bytes, writes=False),
             )
             stream.run("a copy of a box", functools.partial(_copy_box, box), spans)
         stream.record().wait()
@@ -88,6 +89,16 @@ class FakeEngine:
             self._own.stream = self._device.stream()
         stream: FakeStream = self._own.stream
         return stream
+
+
+def _span(begin: int, shape: Sizes, strides: Sizes, span_bytes: int, *, writes: bool) -> Span:
+    """Return what a box touches, as rows of its first dimension: others' boxes may lie between them."""
+    end = begin + span_bytes
+    if len(shape) > 1 and shape[0] > 1:
+        width = span_bytes - (shape[0] - 1) * strides[0]
+        if 0 < width <= strides[0]:
+            return Span(begin, end, writes, strides[0], width)
+    return Span(begin, end, writes)
 
 
 def _digest(found: list[bytes], number: int, to: int, origin: int, nbytes: int) -> None:

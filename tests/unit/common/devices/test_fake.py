@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tensorhub_common.devices.device import DeviceError, DeviceMemoryExhausted, DeviceUnavailable
 from tensorhub_common.devices.fake import DeviceRace, FakeDevice, FakeMemory, FakeStream, Schedule, Span
@@ -278,3 +280,27 @@ def test_a_kernel_does_not_reach_another_devices_memory_and_a_copy_does() -> Non
     address = other.address
     other.close()
     stream.run("a kernel", lambda: None, (Span(address, address + 1, writes=False),))
+
+
+@given(st.data())
+def test_spans_conflict_where_they_share_a_byte_and_one_writes_it(data: st.DataObject) -> None:
+    """Exactly, for rows of one stride; of different strides a conflict may be told where there is none."""
+
+    def drawn() -> tuple[Span, set[int]]:
+        stride = data.draw(st.sampled_from([0, 7, 7, 7, 5]))
+        begin = data.draw(st.integers(0, 40))
+        if not stride:
+            nbytes = data.draw(st.integers(1, 12))
+            return Span(begin, begin + nbytes, data.draw(st.booleans())), {*range(begin, begin + nbytes)}
+        rows, width = data.draw(st.integers(1, 5)), data.draw(st.integers(1, stride))
+        end = begin + (rows - 1) * stride + width
+        touched = {begin + row * stride + at for row in range(rows) for at in range(width)}
+        return Span(begin, end, data.draw(st.booleans()), stride, width), touched
+
+    (one, here), (other, there) = drawn(), drawn()
+    is_shared = bool(here & there) and (one.writes or other.writes)
+    assert one.conflicts(other) == other.conflicts(one)
+    if one.stride and other.stride and one.stride != other.stride:
+        assert one.conflicts(other) or not is_shared
+    else:
+        assert one.conflicts(other) == is_shared
