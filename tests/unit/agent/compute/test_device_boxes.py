@@ -12,8 +12,10 @@ from tests.unit.agent.boxes import answer, forms, regions, source_of
 from tensorhub_agent.compute import device_boxes
 from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.compute.strided_copy import copy_boxes
+from tensorhub_agent.devices.boxes import DeviceBox
+from tensorhub_agent.devices.fake_engine import FakeEngine
 from tensorhub_agent.devices.region import DeviceRegion
-from tensorhub_common.devices.fake import FakeDevice
+from tensorhub_common.devices.fake import DeviceRace, FakeDevice, FakeEvent, FakeStream
 from tensorhub_common.programs.regions import StridedCopies, StridedForm
 
 Ends = tuple[int | None, int | None]
@@ -63,3 +65,16 @@ def test_a_box_is_the_same_however_it_is_cut(ends: Ends, form: StridedForm) -> N
         assert brought(form.span_bytes, source, boxes, *ends) == expected
     finally:
         device_boxes.STEP_BYTES_MAX = whole  # type: ignore[misc]
+
+
+def test_boxes_that_lie_between_each_others_rows_are_no_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads copy columns of one matrix, each on a stream of its own, and neither waits for the other."""
+    device = FakeDevice()
+    monkeypatch.setattr(FakeStream, "record", lambda _: FakeEvent(device, None))
+    memories = device.allocate(4096), device.allocate(4096)
+    to, origin = (each.address for each in memories)
+    columns = StridedForm((4, 8), (32, 1), (8, 1), 1, 1)
+    FakeEngine(device).copy_boxes([DeviceBox(to, origin, columns)])
+    FakeEngine(device).copy_boxes([DeviceBox(to + 8, origin, columns)])
+    with pytest.raises(DeviceRace, match="a copy of a box on stream 3 is not ordered behind a copy of a box"):
+        FakeEngine(device).copy_boxes([DeviceBox(to + 12, origin, columns)])
