@@ -48,7 +48,7 @@ TOKENS_MAX: Final = 400
 STEP_S: Final = 0.01
 GROUP_SIZE: Final = 4
 BUSY_GROUPS: Final = 24
-"""So many groups are open all the time."""
+"""How many groups are open all the time."""
 STALENESS: Final = 2
 PUBLISH_S: Final = 3.0
 
@@ -128,7 +128,7 @@ class Storm:
                 print(f"kill {number}: {len(job.received)} responses came", flush=True)
 
     async def _train(self, job: RolloutJob, rollouts: tensorhub.AsyncRollouts) -> None:
-        """Keep so many groups open until it is over, then take the rest."""
+        """Keep `BUSY_GROUPS` open until it is over, then take the rest."""
         await self._submit(job, rollouts, BUSY_GROUPS)
         async for batch in rollouts.batches(4 * GROUP_SIZE, wait_s=WAIT_S):
             groups = len({each.group for each in batch.responses})

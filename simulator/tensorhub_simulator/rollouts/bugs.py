@@ -327,9 +327,9 @@ def _pinned_judged_early() -> tuple[Replacement, ...]:
     """A new leader judges what is for one version before it has heard who has what."""
     known = Leader._end_unreachable
 
-    def end_unreachable(self: Leader, model: str) -> None:
+    def end_unreachable(self: Leader, *arguments: Any) -> None:
         gathered, self._has_gathered = self._has_gathered, True
-        known(self, model)
+        known(self, *arguments)
         self._has_gathered = gathered
 
     return ((Leader, "_end_unreachable", end_unreachable),)

@@ -15,7 +15,7 @@ END_S: Final = 120.0
 POISONED_EVERY: Final = 9
 """In each so many seeds one, the first group kills each engine that begins it."""
 BOUNDED_EVERY: Final = 5
-"""In each so many seeds one, payloads have a limit."""
+"""In one seed of this number, payloads have a limit."""
 PAYLOAD_BYTES_MAX: Final = 5_000
 """Room for three groups at once, of six."""
 MODES: Final[tuple[OnUpdate, ...]] = ("continue", "restart", "finish", "keep")

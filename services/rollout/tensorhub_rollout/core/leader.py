@@ -98,8 +98,8 @@ class LeaderLimits(msgspec.Struct, frozen=True):
     look_s: float = 0.02
     """What time alone changes is looked at so often, and not with each frame: a look is at every placement."""
     frames_per_s_max: int = 2000
-    """So many frames of all instances together are asked for. A frame costs more than its rows, of which a larger fleet
-    has fewer in each."""
+    """Limit of the frames a second that are asked for, of all instances together. A frame costs more than its rows, of
+    which a larger fleet has fewer in each."""
     assign_tokens_max: int = 32_768
     """Limit of the tokens of prompts and prefixes in one message; a longer prefix comes in parts."""
     attempts_max: int = 5
@@ -675,7 +675,7 @@ class Leader:
         has_begun = bool(self._stored_count(of) if response is None else response.count)
         self.waiting.put(of, self._model_of(of), group.priority, has_begun=has_begun)
         if of in self._pinned:
-            self._end_unreachable(self._model_of(of))
+            self._end_unreachable(self._model_of(of), (of,))
 
     def _drop(self, placement: Placement) -> None:
         del self.placements[placement.attempt]
@@ -713,14 +713,18 @@ class Leader:
             self._drop(placement)
             self._forget(placement.runner, placement.attempt)
 
-    def _end_unreachable(self, model: str) -> None:
-        """End what waits for a version that is gone: no instance has it, and newer ones are published."""
+    def _end_unreachable(self, model: str, among: Iterable[RequestId] | None = None) -> None:
+        """End what waits for a version that is gone: no instance has it, and newer ones are published.
+
+        `among`: of these pinned requests alone. A submission of thousands is judged one by one.
+        """
         published = self._versions_of(model).published
         if not published or not self._has_gathered:
             return
         newest = max(published)
         held = {each.version for each in self.instances.values() if each.model == model}
-        for of, version in [*self._pinned.items()]:
+        for of in [*(self._pinned if among is None else among)]:
+            version = self._pinned[of]
             if version in held or version >= newest or of not in self.waiting or self._model_of(of) != model:
                 continue
             self.waiting.discard(of)

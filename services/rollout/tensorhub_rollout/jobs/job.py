@@ -433,7 +433,8 @@ class RolloutJob:
         known = self.state.wished.get(ANY_SITE)
         if self._writer is None or learnt.version < 0 or (known is not None and known.instances == learnt.remote_max):
             return
-        reason = f"the step that version {learnt.version} ended had work for so many; seeding {learnt.seed_s:.1f} s"
+        work = f"had work for {learnt.remote_max} with {learnt.seed_s:.1f} s of seeding"
+        reason = f"the step that version {learnt.version} ended {work}"
         self._writer.scale(learnt.remote_max, reason)
 
     def status(self) -> RolloutStatus:

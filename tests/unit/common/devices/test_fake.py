@@ -161,7 +161,7 @@ def test_memory_that_is_dropped_under_work_stays_until_the_process_ends() -> Non
 
 @contextlib.contextmanager
 def at_once(act: Callable[[], object], threads: int = 4) -> Iterator[None]:
-    """Run in so many threads, which take turns as often as they can."""
+    """Run in several threads, which take turns as often as they can."""
     switch_s = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:

@@ -392,7 +392,7 @@ def pinned(version: int, *, published: tuple[int, ...], holding: int | None, gat
     fold(state, 3, Submit(SdkSender(2, 1), (group,), Payload("b" * 64, 1)))
     made = Leader(state, LOG, LeaderLimits(gather_s=gather_s), 0.0)
     made.handle(VersionsSeen("policy", PublishedVersions(1, published)), 0.0)
-    assert not [each for each in holds(made, holding, 0.0) if isinstance(each, StoreEnd)], "nobody has reported yet"
+    assert not [each for each in holds(made, holding, 0.0) if isinstance(each, StoreEnd)], "no runner has reported yet"
     made.handle(ReportCame(RUNNER, Report(LOG, 1, ())), 0.0)
     return made
 

@@ -53,7 +53,7 @@ class Led:
         self.leader.handle(VersionsSeen("policy", PublishedVersions(version, tuple(range(1, version + 1)))), self.now)
 
     def tokens(self, runner: str) -> None:
-        """Send a frame with a token of an attempt that nobody knows: that it came is what counts."""
+        """Send a frame with a token of an attempt that the leader does not know: that it came is what counts."""
         row = (1).to_bytes(8, "little")
         frame = Frame(LOG, 1, 1, row, bytes(8), row, bytes(4), bytes(4))
         self.leader.handle(FrameCame(runner, frame), self.now)
