@@ -22,10 +22,18 @@ from tensorhub_rollout.core import fold as fold_module
 from tensorhub_rollout.core import leader as leader_module
 from tensorhub_rollout.core.admission import Admission, GroupId
 from tensorhub_rollout.core.leader import Leader
-from tensorhub_rollout.core.leader_events import FrameCame, LeaderEffect, LeaderInput, PrefixLoaded, SendAbort
-from tensorhub_rollout.core.placements import Placement
+from tensorhub_rollout.core.leader_events import (
+    FrameCame,
+    HeartbeatCame,
+    LeaderEffect,
+    LeaderInput,
+    PrefixLoaded,
+    SendAbort,
+)
+from tensorhub_rollout.core.pinned_requests import why_gone
+from tensorhub_rollout.core.placements import Instance, Placement
 from tensorhub_rollout.core.responses import Response
-from tensorhub_rollout.policy import balancing
+from tensorhub_rollout.policy import activation, balancing
 from tensorhub_rollout.policy.balancing import BalancingLimits
 from tensorhub_rollout.policy.view import InstanceView
 from tensorhub_runner.core import runner as runner_module
@@ -311,7 +319,6 @@ def _begun_by_placements_alone() -> tuple[Replacement, ...]:
 
 def _pinned_judged_once() -> tuple[Replacement, ...]:
     """What is for one version is judged when versions change, and not when an instance leaves that version."""
-    heartbeat, queue = Leader._heartbeat, Leader._queue
 
     def not_judging(known: Callable[..., None]) -> Callable[..., None]:
         def call(self: Leader, *arguments: Any) -> None:
@@ -320,7 +327,7 @@ def _pinned_judged_once() -> tuple[Replacement, ...]:
 
         return call
 
-    return (Leader, "_heartbeat", not_judging(heartbeat)), (Leader, "_queue", not_judging(queue))
+    return tuple((Leader, name, not_judging(getattr(Leader, name))) for name in ("_heartbeat", "_queue", "_want"))
 
 
 def _pinned_judged_early() -> tuple[Replacement, ...]:
@@ -333,6 +340,38 @@ def _pinned_judged_early() -> tuple[Replacement, ...]:
         self._has_gathered = gathered
 
     return ((Leader, "_end_unreachable", end_unreachable),)
+
+
+def _kept_not() -> tuple[Replacement, ...]:
+    """A runner goes on to the newest version, whatever it was told to keep."""
+    return ((Runner, "_is_kept", property(lambda _: False)),)
+
+
+def _newest_by_default() -> tuple[Replacement, ...]:
+    """A new leader tells runners to follow the newest version before a policy has said what they are to have."""
+    heartbeat = Leader._heartbeat
+
+    def tell(self: Leader, event: HeartbeatCame) -> None:
+        instance = self.instances.get(event.runner)
+        if instance is not None and instance.version_wanted is None:
+            instance.version_wanted = "newest"
+        heartbeat(self, event)
+
+    return ((Leader, "_heartbeat", tell),)
+
+
+def _hub_ignored() -> tuple[Replacement, ...]:
+    """What is for one version fails where no instance has it, though the hub does."""
+
+    def why(version: int, versions: PublishedVersions, _: frozenset[int], instances: list[Instance]) -> str | None:
+        return why_gone(version, versions, frozenset(), instances)
+
+    return ((leader_module, "why_gone", why),)
+
+
+def _last_given_up() -> tuple[Replacement, ...]:
+    """An instance's turn ends though the hub does not keep its version, and requests are for that alone."""
+    return ((activation, "_may_be_lost", lambda *_: False),)
 
 
 BUGS: Final[Mapping[str, Callable[[], tuple[Replacement, ...]]]] = {
@@ -366,6 +405,10 @@ BUGS: Final[Mapping[str, Callable[[], tuple[Replacement, ...]]]] = {
     "begun-by-placements-alone": _begun_by_placements_alone,
     "pinned-judged-once": _pinned_judged_once,
     "pinned-judged-early": _pinned_judged_early,
+    "kept-not": _kept_not,
+    "newest-by-default": _newest_by_default,
+    "hub-ignored": _hub_ignored,
+    "last-given-up": _last_given_up,
 }
 
 

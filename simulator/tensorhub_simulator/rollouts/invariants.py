@@ -16,7 +16,7 @@ def check(world: RolloutWorld) -> None:
     assert len(set(world.yielded)) == len(world.yielded), "nothing is yielded twice within one attachment"
     for of, written in world.responses.items():
         _check_response(of, world.seeds[of], written)
-        _check_rewinds(of, written, world.rewinds)
+        _check_rewinds(of, written, world.hub.rewinds)
     for of, error in world.failed.items():
         is_gone = of in world.pinned and f"it was for version {world.pinned[of]} alone" in str(error)
         assert of in world.poisoned or is_gone, f"{of} failed, and nothing was wrong with it: {error}"

@@ -6,6 +6,7 @@ from tensorhub_common.protocol.rollout.entries import Attempt
 from tensorhub_common.protocol.rollout.messages import TokenRun
 from tensorhub_rollout.core.leader import Leader
 from tensorhub_rollout.core.state import RolloutState
+from tensorhub_rollout.policy.activation import Turns
 from tensorhub_runner.core.runner import Runner
 
 
@@ -40,6 +41,9 @@ class ManagerProcess(Process):
     has_lease: bool = False
     claimed: int = 0
     """The term that it last asked for."""
+    turns: Turns = field(default_factory=Turns)
+    begun: set[tuple[int, int]] = field(default_factory=set)
+    """Groups of which it has placed a request while it leads, as (submission, index of the group)."""
 
 
 @dataclass(slots=True)
@@ -56,5 +60,7 @@ class RunnerProcess(Process):
     prefills: dict[Attempt, int] = field(default_factory=dict)
     """How many steps the prompt of an attempt still takes."""
     loaded: int | None = None
+    staged: int | None = None
+    """What is to take the place of that next."""
     loaded_at: float = 0.0
     is_loading: bool = False

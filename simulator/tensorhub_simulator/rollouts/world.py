@@ -36,8 +36,8 @@ from tensorhub_common.protocol.rollout.messages import (
     TOKEN_BYTES,
     AssignResult,
     Finished,
+    HeartbeatResult,
     OnUpdate,
-    PublishedVersions,
     Sampling,
     TokenRun,
     VersionRule,
@@ -70,7 +70,7 @@ from tensorhub_rollout.core.leader_events import (
     SendAssign,
     StoreEnd,
     StoreTokens,
-    VersionsSeen,
+    Want,
     Withdraw,
 )
 from tensorhub_rollout.core.outcomes import (
@@ -85,6 +85,8 @@ from tensorhub_rollout.core.outcomes import (
     Submitted,
 )
 from tensorhub_rollout.core.state import RolloutState, decode_state, encode_state
+from tensorhub_rollout.policy.activation import ActivationLimits, Turns
+from tensorhub_rollout.policy.activation import decide as decide_versions
 from tensorhub_rollout.policy.balancing import BalancingLimits, balance
 from tensorhub_rollout.policy.view import MoveAction, PlaceAction, ReleaseAction
 from tensorhub_runner.core.runner import Runner, RunnerLimits
@@ -111,6 +113,7 @@ from tensorhub_runner.core.runner_events import (
     WeightsLoaded,
 )
 from tensorhub_simulator.engine.agenda import Agenda
+from tensorhub_simulator.rollouts.hub import Hub
 from tensorhub_simulator.rollouts.model import STOP, TOKENS_MAX, token_of
 from tensorhub_simulator.rollouts.processes import ManagerProcess, Process, RunnerProcess, Written
 
@@ -124,6 +127,7 @@ LOOK_S: Final = 0.02
 LOAD_S: Final = 0.05
 HEARD_S: Final = 1.5
 """Within this a leader that runs has heard what a runner has, though messages get lost."""
+ACTIVATION: Final = ActivationLimits(turn_s=1.0)
 MOVES_MAX: Final = 20
 """So often a policy may move a request from one instance to another: more is to and fro."""
 
@@ -139,8 +143,10 @@ class Chances(msgspec.Struct, frozen=True):
     """Of placements, at each look of the policy."""
     submits: float = 0.2
     """At each look of the trainer, as the next."""
-    pinned: float = 0.15
-    """Of groups, those that are for one of the last two versions alone."""
+    pinned: float = 0.25
+    """Of groups, those that are for one of the last three versions alone."""
+    retained: float = 0.4
+    """Of versions, those of which the hub keeps a copy."""
     acknowledges: float = 0.5
     whole_groups: float = 0.5
     """Of the trainer's batches, those that are of whole groups."""
@@ -179,10 +185,7 @@ class RolloutWorld:
         self.payloads: dict[str, list[Written]] = {}
         self.managers = [ManagerProcess(f"manager-{number}") for number in range(managers)]
         self.runners = [RunnerProcess(f"runner-{number}") for number in range(runners)]
-        self.versions = PublishedVersions(1, (1,))
-        self.highest = 1
-        self.rewinds: list[tuple[int, int]] = []
-        """The first and last version that each has retired."""
+        self.hub = Hub(MODEL)
         self.collector = Collector()
         """What the trainer's SDK has of this attachment."""
         self.seeds: dict[RequestId, int] = {}
@@ -208,7 +211,7 @@ class RolloutWorld:
         """Attempts that runners gave back because of their rule."""
         self._makers: dict[tuple[RequestId, int], tuple[RunnerProcess, int, int]] = {}
         """Who has the token of a request at a place: the runner, its life, and how often it had been stopped."""
-        self._cut_until = self._stored_at = 0.0
+        self._cut_until = self._stored_at = self._seen_at = 0.0
         self._lost: set[tuple[str, int]] = set()
         """Runners with their lives that a leader has ever taken for lost."""
         self._groups_left, self._poisoned = groups, poisoned
@@ -357,6 +360,7 @@ class RolloutWorld:
     def start_manager(self, manager: ManagerProcess) -> None:
         """Start a manager with a snapshot of what stands in the log."""
         manager.life += 1
+        manager.turns = Turns()
         manager.is_up, manager.leader, manager.has_lease, manager.claimed = True, None, False, 0
         manager.state, manager.next = decode_state(encode_state(self.truth)), len(self.entries)
         self._later(manager, LOOK_S, lambda: self._look(manager))
@@ -366,6 +370,7 @@ class RolloutWorld:
         process.is_up = False
         process.life += 1
         process.asleep_until = 0.0
+        self._tell_versions()
         back_s = self.random.uniform(0.2, 3.0)
         if isinstance(process, ManagerProcess):
             process.leader, process.has_lease = None, False
@@ -416,8 +421,9 @@ class RolloutWorld:
         manager.leader = (
             Leader(manager.state, LOG, LeaderLimits(checkpoint_s=0.3), self.agenda.now) if is_mine else None
         )
+        manager.begun.clear()
         if manager.leader is not None:
-            self._tell_leader(manager, VersionsSeen(MODEL, self.versions))
+            self._tell_leader(manager, self.hub.seen(self._loaded()))
             # It has to ask for it.
             tell_room = partial(self._tell_leader, manager, RoomSeen(self.payload_bytes_max))
             self._later(manager, self.random.uniform(0.001, 0.1), tell_room)
@@ -426,6 +432,9 @@ class RolloutWorld:
         leader = manager.leader
         assert leader is not None
         view = leader.view(MODEL)
+        wanted, manager.turns = decide_versions(view, manager.turns, ACTIVATION, self.agenda.now)
+        for want in wanted:
+            self._tell_leader(manager, Want(want.runner, want.version))
         pending = {each.runner: len(each.pending) for each in view.instances}
         for action in balance(view, BalancingLimits(), dict.fromkeys(leader.instances, 2)):
             match action:
@@ -448,11 +457,14 @@ class RolloutWorld:
         state, begun = leader.state, _begun(leader)
         self._tell_leader(manager, Place(of, runner))
         group = of.submission, state.submissions[of.submission].requests[of.index].group
-        if self.payload_bytes_max and leader.requests[of].placement is not None and group not in begun:
+        is_placed = leader.requests[of].placement is not None
+        if self.payload_bytes_max and is_placed and group not in begun | manager.begun:
             groups = [state.submissions[submission].groups[index] for submission, index in begun]
             used = state.payload_bytes + sum(2 * TOKEN_BYTES * each.tokens_max * each.open for each in groups)
             room = LeaderLimits().admission_share_max * self.payload_bytes_max
             assert used <= room, f"group {group} begins, and payloads with {len(begun)} groups have {used} of {room:g}"
+        if is_placed:
+            manager.begun.add(group)
 
     def _tell_leader(self, manager: ManagerProcess, event: LeaderInput) -> None:
         leader = manager.leader
@@ -506,12 +518,36 @@ class RolloutWorld:
 
     def _check_gone(self, manager: ManagerProcess, of: RequestId) -> None:
         """No request fails for its version where a runner has had that for a while, and could be heard."""
+        version = self.pinned.get(of, -1)
+        if self.hub.versions.is_retired(version):
+            return
         for runner in self.runners:
             began = (runner.loaded_at, runner.asleep_until, runner.started_at, manager.asleep_until, self._cut_until)
-            has_it = runner.is_up and not runner.is_loading and runner.loaded == self.pinned.get(of, -1)
+            has_it = runner.is_up and not runner.is_loading and runner.loaded == version
             assert not has_it or self.agenda.now - max(began) < HEARD_S, (
                 f"{of} fails, and {runner.name} has version {runner.loaded}"
             )
+
+        # A poisoned one fails for itself.
+        is_kept = version in self.hub.retained and of not in self.poisoned
+        assert not is_kept, f"{of} fails, and the hub has version {version}"
+
+    def _check_told(self, manager: ManagerProcess, runner: RunnerProcess, result: HeartbeatResult) -> None:
+        """No runner is told to leave a version that requests are for alone, where no other runner would have it."""
+        leader, core = manager.leader, runner.core
+        assert leader is not None
+        assert core is not None
+        version = core.version_wanted
+        if version is None or core.version != version:
+            return
+        if result.version_wanted in {None, version} or result.term < core.term:
+            return
+        others = [each.version_wanted for name, each in leader.instances.items() if name != runner.name]
+        is_left = not leader.pinned.demand(MODEL).get(version) or version in others
+        can_come_back = version in self.hub.retained or version == self.hub.newest
+        assert is_left or can_come_back or self.hub.versions.is_retired(version) or core.is_leaving, (
+            f"{runner.name} is told {result.version_wanted}, and is the last that has {version}"
+        )
 
     def _write(self, responses: list[Written]) -> Payload:
         digest = sha256(repr(responses).encode()).hexdigest()
@@ -548,9 +584,15 @@ class RolloutWorld:
         runner.life += 1
         runner.is_up, runner.incarnation, runner.started_at = True, runner.incarnation + 1, self.agenda.now
         runner.core = Runner(
-            runner.name, MODEL, runner.incarnation, RunnerLimits(slots=4, held_max=12), self.agenda.now
+            runner.name,
+            MODEL,
+            runner.incarnation,
+            RunnerLimits(slots=4, held_max=12),
+            self.agenda.now,
+            keeps_versions=True,
         )
-        runner.engine, runner.cached, runner.prefills, runner.loaded, runner.is_loading = {}, {}, {}, None, False
+        runner.engine, runner.cached, runner.prefills = {}, {}, {}
+        runner.loaded, runner.staged, runner.is_loading = None, None, False
         self._later(runner, 0.01, lambda: self._engine_step(runner))
 
     def notice(self, runner: RunnerProcess) -> None:
@@ -612,6 +654,7 @@ class RolloutWorld:
             elif isinstance(effect, AnswerReport):
                 answer = ReportAnswered(effect.result)
             elif isinstance(effect, AnswerHeartbeat):
+                self._check_told(manager, runner, effect.result)
                 answer = HeartbeatAnswered(effect.result)
             else:
                 self._do_for_leader(manager, effect)
@@ -621,9 +664,14 @@ class RolloutWorld:
     def _engine_step(self, runner: RunnerProcess) -> None:
         core = runner.core
         assert core is not None
-        newest = max(self.versions.published)
-        if not runner.is_loading and runner.loaded != newest:
-            self._load(runner, newest)
+        newest, wanted = self.hub.newest, core.version_wanted
+        version = newest if wanted is None or wanted not in self.hub.available(self._loaded()) else wanted
+        if not runner.is_loading and runner.staged is None and runner.loaded != version:
+            # It is beside the engine's, and takes its place as soon as that may be, whatever is wanted by then.
+            runner.staged = version
+            self._tell_runner(runner, LoadWanted())
+        if runner.staged is not None and core.may_load:
+            self._load(runner, runner.staged)
         made: list[StepTokens] = []
         if not runner.is_loading and runner.loaded is not None:
             able = [each for each in runner.engine if self._is_prefilled(runner, each)]
@@ -650,7 +698,7 @@ class RolloutWorld:
         Nor does one that the present leader has not heard: a stopped one may sleep through an election, and its
         requests go elsewhere without a word about it.
         """
-        if not self._is_heard(runner) or self.on_update == "restart" or self.rewinds:
+        if not self._is_heard(runner) or self.on_update == "restart" or self.hub.rewinds:
             return
         maker, life, stops = self._makers.get((of, position), (runner, 0, 0))
         is_there = maker.life == life and maker.stops == stops and self._is_heard(maker)
@@ -728,37 +776,41 @@ class RolloutWorld:
     def _load(self, runner: RunnerProcess, version: int) -> None:
         core = runner.core
         assert core is not None
-        if not core.wants_load:
-            self._tell_runner(runner, LoadWanted())
-        if not core.may_load:
-            return
-        runner.is_loading = True
+        is_left = core.version_wanted is None or core.version_wanted != core.version
+        assert is_left or core.versions.is_retired(core.version_wanted or 0), (
+            f"{runner.name} leaves version {core.version}, which it was told to keep"
+        )
+        runner.is_loading, runner.staged = True, None
         self._tell_runner(runner, WeightsChanging())
 
         def loaded() -> None:
             runner.is_loading, runner.loaded, runner.loaded_at = False, version, self.agenda.now
             self._tell_runner(runner, WeightsLoaded(version, f"root-{version}"))
+            self._tell_versions()
 
+        self._tell_versions()
         self._later(runner, LOAD_S, loaded)
 
     def publish(self) -> None:
-        """Publish the next version; a trainer may leave numbers out."""
-        self.highest += self.random.choice((1, 1, 3))
-        self._change_versions((*self.versions.published, self.highest), self.versions.retired)
+        """Publish the next version."""
+        self.hub.publish(self.random, self.chances.retained)
+        self._tell_versions()
 
     def rewind(self) -> None:
-        """Go back behind the newest versions; what is published later has numbers above theirs."""
-        to = self.random.choice(self.versions.published[-3:])
-        if to < self.highest:
-            self.rewinds.append((to + 1, self.highest))
-            left = tuple(each for each in self.versions.published if each <= to)
-            self._change_versions(left, (*self.versions.retired, (to + 1, self.highest)))
+        """Go back behind the newest versions."""
+        if self.hub.rewind(self.random):
+            self._tell_versions()
 
-    def _change_versions(self, published: tuple[int, ...], retired: tuple[tuple[int, int], ...]) -> None:
-        self.versions = PublishedVersions(self.versions.seq + 1, published, retired)
+    def _loaded(self) -> list[int]:
+        """Return what runners have. A version that is being loaded stays until it is."""
+        return [each.loaded for each in self.runners if each.is_up and each.loaded is not None and not each.is_loading]
+
+    def _tell_versions(self) -> None:
+        """Have each manager see the versions as they are now, one after the other."""
+        seen = self.hub.seen(self._loaded())
+        self._seen_at = max(self._seen_at + 1e-6, self.agenda.now + self.random.uniform(0.001, 0.05))
         for manager in self.managers:
-            tell = partial(self._tell_leader, manager, VersionsSeen(MODEL, self.versions))
-            self._later(manager, self.random.uniform(0.001, 0.05), tell)
+            self._later(manager, self._seen_at - self.agenda.now, partial(self._tell_leader, manager, seen))
 
     # ------------------------------------------------------------------------------------------ the trainer
 
@@ -782,7 +834,7 @@ class RolloutWorld:
                 self._groups_left -= 1
                 self._group += 1
                 is_pinned = self.random.random() < self.chances.pinned
-                version = self.random.choice(self.versions.published[-2:]) if is_pinned else None
+                version = self.random.choice(self.hub.versions.published[-3:]) if is_pinned else None
                 group = GroupSubmitted(f"p{self._group}", "a" * 64, 4, 1, TOKENS_MAX, version=version)
                 self.append(Submit(self._by(), (group,), Payload(sha256(group.id.encode()).hexdigest(), 4)))
             self._take_ended()

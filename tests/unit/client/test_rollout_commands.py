@@ -21,7 +21,7 @@ STATUS = RolloutStatus(
     4815,
     (ConsumerStatus("main", "policy", 1, 12, 4, 2, (7, 1)), ConsumerStatus("eval", "policy", 0, 0, 0, 0)),
     (
-        InstanceStatus("runner-0", "policy", "serving", 12, 64, 1, 7, 1920.5),
+        InstanceStatus("runner-0", "policy", "serving", 12, 64, 1, 7, 1920.5, version_kept=12),
         InstanceStatus("runner-1", "policy", "loading", None, 64, 0, 0, 0.0),
     ),
     1920.5,
@@ -60,9 +60,9 @@ def test_consumers_queue_and_instances_are_shown(run: Run, answer: list[Any]) ->
         ["CONSUMER", "MODEL", "EPOCH", "OPEN", "WAITING", "ENDED", "VERSIONS", "BEHIND"],
         ["main", "policy", "1", "12", "4", "2", "0:", "7,", "1:", "1"],
         ["eval", "policy", "0", "0", "0", "0", "-"],
-        ["INSTANCE", "MODEL", "STATE", "VERSION", "SLOTS", "PENDING", "EXECUTING", "TOKENS/S"],
-        ["runner-0", "policy", "serving", "12", "64", "1", "7", "1920"],
-        ["runner-1", "policy", "loading", "-", "64", "0", "0", "0"],
+        ["INSTANCE", "MODEL", "STATE", "VERSION", "KEPT", "SLOTS", "PENDING", "EXECUTING", "TOKENS/S"],
+        ["runner-0", "policy", "serving", "12", "12", "64", "1", "7", "1920"],
+        ["runner-1", "policy", "loading", "-", "-", "64", "0", "0", "0"],
     ]
     (told,) = run("rollouts", "--job", "run-7", "--json").objects
     assert (told["tokens_per_s"], told["consumers"][0]["versions_behind"]) == (1920.5, [7, 1])

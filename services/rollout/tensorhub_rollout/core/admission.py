@@ -40,11 +40,18 @@ class Admission:
         """Count a group as begun where there is room for it, and tell whether it has begun."""
         if not self.payload_bytes_max or group in self.begun:
             return True
+        # Payloads may have grown since the last look.
+        self._judge()
         if self.is_held_back:
             return False
         self._reserve(group)
         self._judge()
         return True
+
+    def note_begun(self, group: GroupId) -> None:
+        """Count a group that has begun elsewhere, whether there is room for it or not."""
+        if self.payload_bytes_max:
+            self._reserve(group)
 
     def _reserve(self, at: GroupId) -> None:
         if at not in self.begun:

@@ -67,9 +67,11 @@ from tensorhub_rollout.core.leader_events import (
     StoreTokens,
     StoringFailed,
     VersionsSeen,
+    Want,
     Withdraw,
 )
 from tensorhub_rollout.core.outcomes import Attached, Cancelled, Ended, Submitted
+from tensorhub_rollout.core.pinned_requests import PinnedRequests, why_gone
 from tensorhub_rollout.core.placements import Instance, OpenRequest, PastAttempt, Placement
 from tensorhub_rollout.core.responses import Response, TokensDiffer
 from tensorhub_rollout.core.state import Request, RolloutState
@@ -135,9 +137,10 @@ class Leader:
         """Tokens of open requests, as far as this leader has them."""
         self.versions: dict[str, PublishedVersions] = {}
         """By model."""
+        self._hub: dict[str, VersionsSeen] = {}
+        """By model: what the hub has of its versions."""
         self.waiting = WaitingQueue()
-        self._pinned: dict[RequestId, int] = {}
-        """Open requests that are for one version alone, with it."""
+        self.pinned = PinnedRequests()
         self.counts = LeaderCounts()
         self._alone: set[RequestId] = set()
         """Requests that are tried alone: each may be what kills the instances that begin with it."""
@@ -176,6 +179,7 @@ class Leader:
             RoomSeen: self._room_seen,
             StoringFailed: self._storing_failed,
             VersionsSeen: self._versions_seen,
+            Want: self._want,
             Withdraw: self._withdraw,
         }
 
@@ -206,6 +210,7 @@ class Leader:
         assert self.requests.keys() == open_
         assert self.responses.keys() <= open_
         assert {of for of in open_ if of in self.waiting} == {of for of in open_ if self.requests[of].is_waiting}
+        self.pinned.check(open_)
         assert len(self.waiting) == sum(each.is_waiting for each in self.requests.values())
         assert self._asked == {each.attempt: each for each in self.placements.values() if each.asked_at is not None}
         live = {each.placement.attempt for each in self.requests.values() if each.placement is not None}
@@ -235,7 +240,7 @@ class Leader:
 
     def _versions_seen(self, event: VersionsSeen) -> None:
         known = self.versions.get(event.model, _NO_VERSIONS).published
-        self.versions[event.model] = event.versions
+        self.versions[event.model], self._hub[event.model] = event.versions, event
         newest = max(event.versions.published, default=-1)
         if newest > max(known, default=-1):
             self._steps[event.model] = self._steps.get(event.model, 0) + 1
@@ -284,9 +289,10 @@ class Leader:
     def view(self, model: str) -> FleetView:
         """Return what a policy sees of a model's requests and instances."""
         waiting = self.waiting.of_model(model) if self._has_gathered else iter(())
-        if self._pinned:
+        pinned = self.pinned.versions
+        if pinned:
             serving = {each.version for each in self.instances.values() if each.model == model and each.takes_more}
-            waiting = (of for of in waiting if of not in self._pinned or self._pinned[of] in serving)
+            waiting = (of for of in waiting if of not in pinned or pinned[of] in serving)
         if self.admission.is_held_back:
             waiting = (of for of in waiting if self._group_of(of) in self.admission.begun)
         instances = tuple(
@@ -295,15 +301,32 @@ class Leader:
                 each.slots,
                 tuple(each.pending),
                 tuple(each.executing),
-                takes_more=each.takes_more and not self._is_reserved(each),
+                takes_more=each.takes_more and not each.awaits_version and not self._is_reserved(each),
                 is_leaving=each.is_leaving,
                 version=each.version,
+                keeps_versions=each.keeps_versions and each.has_reported and self._has_gathered,
+                version_wanted=each.version_wanted,
             )
             for runner, each in self.instances.items()
             if each.model == model
         )
         shown = tuple(islice(waiting, WAITING_SHOWN_MAX))
-        return FleetView(shown, instances, self._steps.get(model, 0), frozenset(self._alone), self._pinned)
+        hub = self._hub.get(model, VersionsSeen(model, _NO_VERSIONS))
+        return FleetView(
+            shown,
+            instances,
+            self._steps.get(model, 0),
+            frozenset(self._alone),
+            pinned,
+            {
+                version: count
+                for version, count in self.pinned.demand(model).items()
+                if version is None or not hub.versions.is_retired(version)
+            },
+            max(hub.versions.published, default=None),
+            hub.available,
+            hub.kept,
+        )
 
     def measured(self, runner: str) -> tuple[EngineStep, ...]:
         """Return the latest steps of an instance's engine."""
@@ -487,6 +510,14 @@ class Leader:
         if instance is not None:
             instance.to_forget[attempt] = None
 
+    def _want(self, event: Want) -> None:
+        """Tell an instance with each answer to a heartbeat what to have, from now on."""
+        instance = self.instances.get(event.runner)
+        # Before all runners have reported it is not known who has what.
+        if instance is not None and instance.keeps_versions and self._has_gathered:
+            instance.version_wanted = event.version
+            self._end_unreachable(instance.model)
+
     # ------------------------------------------------------------------------------------------ stopping
 
     def _withdraw(self, event: Withdraw) -> None:
@@ -660,11 +691,10 @@ class Leader:
 
     def _open(self, of: RequestId) -> None:
         """Take a request that is open in the log."""
-        self.requests[of] = OpenRequest()
+        model = self._model_of(of)
+        self.requests[of] = OpenRequest(model)
         submission = self.state.submissions[of.submission]
-        version = submission.groups[submission.requests[of.index].group].version
-        if version is not None:
-            self._pinned[of] = version
+        self.pinned.open(of, model, submission.groups[submission.requests[of.index].group].version)
         self._queue(of)
 
     def _queue(self, of: RequestId) -> None:
@@ -674,7 +704,7 @@ class Leader:
         response = self.responses.get(of)
         has_begun = bool(self._stored_count(of) if response is None else response.count)
         self.waiting.put(of, self._model_of(of), group.priority, has_begun=has_begun)
-        if of in self._pinned:
+        if of in self.pinned.versions:
             self._end_unreachable(self._model_of(of), (of,))
 
     def _drop(self, placement: Placement) -> None:
@@ -701,7 +731,7 @@ class Leader:
     def _close(self, of: RequestId) -> None:
         """The log has the request's end: the runners of its attempts forget them."""
         request = self.requests.pop(of)
-        self._pinned.pop(of, None)
+        self.pinned.close(of, request.model)
         self._alone.discard(of)
         self.waiting.discard(of)
         self.responses.pop(of, None)
@@ -714,23 +744,27 @@ class Leader:
             self._forget(placement.runner, placement.attempt)
 
     def _end_unreachable(self, model: str, among: Iterable[RequestId] | None = None) -> None:
-        """End what waits for a version that is gone: no instance has it, and newer ones are published.
+        """End what waits for a version alone that is gone.
 
         `among`: of these pinned requests alone. A submission of thousands is judged one by one.
         """
-        published = self._versions_of(model).published
-        if not published or not self._has_gathered:
+        pinned, hub = self.pinned.versions, self._hub.get(model)
+        if not pinned or not self._has_gathered or hub is None or not hub.versions.published:
             return
-        newest = max(published)
-        held = {each.version for each in self.instances.values() if each.model == model}
-        for of in [*(self._pinned if among is None else among)]:
-            version = self._pinned[of]
-            if version in held or version >= newest or of not in self.waiting or self._model_of(of) != model:
+        instances = [each for each in self.instances.values() if each.model == model]
+        judged: dict[int, str | None] = {}
+        for of in [*(pinned if among is None else among)]:
+            version = pinned[of]
+            if of not in self.waiting or self._model_of(of) != model:
+                continue
+            if version not in judged:
+                judged[version] = why_gone(version, hub.versions, hub.available, instances)
+            error = judged[version]
+            if error is None:
                 continue
             self.waiting.discard(of)
             response = self.responses.get(of)
             count = 0 if response is None else response.count
-            error = f"it was for version {version} alone, which no instance holds: the newest is {newest}"
             attempt = None if response is None else response.attempt
             self.requests[of].ending = RequestEnded(of, attempt, "failed", count, error)
             self._store_end(of)
@@ -773,16 +807,17 @@ class Leader:
         if beat.steps != instance.steps or not instance.attempts:
             instance.stepped_at = self._now
         instance.steps, instance.model, instance.slots = beat.steps, beat.model, beat.slots
+        instance.is_leaving, instance.is_local = beat.is_leaving, beat.is_local
+        instance.keeps_versions = beat.keeps_versions
         if beat.version != instance.version:
             instance.version = beat.version
             self._end_unreachable(beat.model)
-        instance.is_leaving, instance.is_local = beat.is_leaving, beat.is_local
         instance.measured.extend(beat.measured)
         versions = self._versions_of(beat.model)
         flush_s = len(self.instances) / self.limits.frames_per_s_max
-        self._effects.append(
-            AnswerHeartbeat(HeartbeatResult(self.log, self.term, versions, not instance.has_reported, flush_s))
-        )
+        wants_report, wanted = not instance.has_reported, instance.version_wanted
+        result = HeartbeatResult(self.log, self.term, versions, wants_report, flush_s, wanted)
+        self._effects.append(AnswerHeartbeat(result))
 
     def _report(self, event: ReportCame) -> None:
         runner, report = event.runner, event.report
@@ -857,6 +892,7 @@ class Leader:
         )
         placement.move(AttemptTransition.ADOPTED)
         request.placement = self.placements[held.attempt] = placement
+        self.admission.note_begun(self._group_of(held.request))
         request.unforgotten.pop(held.attempt, None)
         self.waiting.discard(held.request)
         self.instances[runner].attempts.add(held.attempt)

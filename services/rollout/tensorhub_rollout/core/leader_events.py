@@ -1,5 +1,7 @@
 """What a leader takes in, and what it wants done. Pure values."""
 
+from typing import Literal
+
 import msgspec
 
 from tensorhub_common.machine import Tick
@@ -98,6 +100,10 @@ class VersionsSeen(msgspec.Struct, frozen=True):
 
     model: str
     versions: PublishedVersions
+    available: frozenset[int] = frozenset()
+    """Those that a replica has."""
+    kept: frozenset[int] = frozenset()
+    """Those that are retained or pinned, and have a copy that may not vanish."""
 
 
 class RoomSeen(msgspec.Struct, frozen=True):
@@ -132,6 +138,13 @@ class Withdraw(msgspec.Struct, frozen=True):
     target: str | None = None
 
 
+class Want(msgspec.Struct, frozen=True):
+    """The policy: have an instance load a version and keep it, or follow the newest one."""
+
+    runner: str
+    version: int | Literal["newest"]
+
+
 LeaderInput = (
     EntryFolded
     | HeartbeatCame
@@ -148,6 +161,7 @@ LeaderInput = (
     | StoringFailed
     | Place
     | Withdraw
+    | Want
     | Tick
 )
 

@@ -2,7 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 from tensorhub_common.catalog.transitions import transition
 from tensorhub_common.protocol.rollout.entries import Attempt, RequestEnded, RequestId
@@ -104,6 +104,10 @@ class Instance:
     is_leaving: bool = False
     is_local: bool = False
     """Whether it is the trainer's own engine."""
+    keeps_versions: bool = False
+    """Whether it loads the version that it is asked for, and keeps that."""
+    version_wanted: int | Literal["newest"] | None = None
+    """What it was told to have in memory; None: this leader has told it nothing yet."""
     steps: int = 0
     stepped_at: float = 0.0
     """When its engine was last seen to make a step, or to have nothing to do."""
@@ -131,11 +135,17 @@ class Instance:
         """Whether requests may be placed on it."""
         return self.has_reported and not self.is_leaving and self.version is not None
 
+    @property
+    def awaits_version(self) -> bool:
+        """Whether it is to have one version, and does not have it yet."""
+        return isinstance(self.version_wanted, int) and self.version != self.version_wanted
+
 
 @dataclass(slots=True, eq=False)
 class OpenRequest:
     """What the leader knows of an open request beside its tokens."""
 
+    model: str
     placement: Placement | None = None
     """Its one attempt that is not over."""
     unforgotten: dict[Attempt, str] = field(default_factory=dict)

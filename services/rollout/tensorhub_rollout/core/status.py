@@ -51,6 +51,7 @@ def status_of(leader: Leader) -> RolloutStatus:
             pending[runner],
             executing[runner],
             round(each.tokens_per_s, 1),
+            each.version_wanted if isinstance(each.version_wanted, int) else None,
         )
         for runner, each in sorted(leader.instances.items())
     )

@@ -25,7 +25,6 @@ from tensorhub_common.jetstream.rollout_log import RolloutLog, RolloutLogEntry
 from tensorhub_common.machine import Tick
 from tensorhub_common.observability.logs import logger
 from tensorhub_common.protocol.rollout.entries import Lead, RequestId
-from tensorhub_common.protocol.rollout.messages import PublishedVersions
 from tensorhub_common.protocol.rollout.questions import (
     OutcomeAnswer,
     OutcomeQuestion,
@@ -59,6 +58,7 @@ from tensorhub_rollout.core.leader_events import (
     StoreTokens,
     StoringFailed,
     VersionsSeen,
+    Want,
     Withdraw,
 )
 from tensorhub_rollout.core.outcomes import Leads, Outcome
@@ -72,6 +72,8 @@ from tensorhub_rollout.jobs.published_versions import VersionFollower
 from tensorhub_rollout.jobs.response_spans import ResponseSpans
 from tensorhub_rollout.jobs.runner_outbox import RunnerOutbox
 from tensorhub_rollout.jobs.snapshots import RolloutSnapshots, SnapshotMaker
+from tensorhub_rollout.policy.activation import ActivationLimits, Turns
+from tensorhub_rollout.policy.activation import decide as decide_versions
 from tensorhub_rollout.policy.balancing import BalancingLimits, balance
 from tensorhub_rollout.policy.plateau import fitted
 from tensorhub_rollout.policy.view import MoveAction, PlaceAction, ReleaseAction
@@ -91,6 +93,7 @@ ROOM_LOOK_S: Final = 10.0
 PLATEAU_LOOK_S: Final = 1.0
 """How often the batch size is fitted from which on an instance is not faster."""
 BALANCING: Final = BalancingLimits()
+ACTIVATION: Final = ActivationLimits()
 LOAD_AGAIN_S: Final = 0.2
 """The pause after a payload could not be read because NATS did not answer."""
 
@@ -122,6 +125,8 @@ class RolloutJob:
         self._may_lead = False
         self._plateaus: Mapping[str, int] = {}
         self._plateaus_at = 0.0
+        self._turns: dict[str, Turns] = {}
+        """By model."""
         self._is_unled = asyncio.Event()
         """Set while this manager has the lease and does not lead."""
         self.counts = RolloutCounts()
@@ -237,8 +242,9 @@ class RolloutJob:
         self._leading.start(self._snapshot_maker.run(), "keeping snapshots")
         self._leading.start(self._look_at_room_always(), "looking at the room for payloads")
         self._note_unled()
-        for model, versions in self._versions.versions.items():
-            self._tell(VersionsSeen(model, versions))
+        self._turns.clear()
+        for seen in self._versions.seen.values():
+            self._tell(seen)
 
     def _stop_leading(self) -> None:
         if self.leader is None:
@@ -350,17 +356,17 @@ class RolloutJob:
     def _storing_failed(self, requests: tuple[RequestId, ...]) -> None:
         self._tell(StoringFailed(requests))
 
-    def _see_versions(self, model: str, versions: PublishedVersions) -> None:
-        self._tell(VersionsSeen(model, versions))
+    def _see_versions(self, seen: VersionsSeen) -> None:
+        self._tell(seen)
         self._versions_changed.set()
 
     async def _see_version(self, question: SeedingQuestion) -> None:
         """Wait until the version of a question is seen, a moment at most."""
         models = {each.model for each in self.state.consumers.values() if each.attachment == question.attachment}
-        known = self._versions.versions
+        seen = self._versions.seen
         with suppress(TimeoutError):
             async with asyncio.timeout(VERSION_S_MAX):
-                while any(each not in known or question.version not in known[each].published for each in models):
+                while not all(each in seen and question.version in seen[each].versions.published for each in models):
                     self._versions_changed.clear()
                     await self._versions_changed.wait()
 
@@ -380,7 +386,11 @@ class RolloutJob:
             self._plateaus_at = now
             self._plateaus = plateaus_of(leader)
         for model in leader.models():
-            for action in balance(leader.view(model), BALANCING, self._plateaus):
+            view = leader.view(model)
+            wanted, self._turns[model] = decide_versions(view, self._turns.get(model, Turns()), ACTIVATION, now)
+            for want in wanted:
+                self._tell(Want(want.runner, want.version))
+            for action in balance(view, BALANCING, self._plateaus):
                 match action:
                     case PlaceAction(request=of, runner=runner):
                         self._tell(Place(of, runner))
@@ -415,7 +425,8 @@ class RolloutJob:
         await self._wait_folded(lambda: not has_ready(self.state, question), question.wait_s)
         leader = self.leader
         serving, is_full = ({}, False) if leader is None else (leader.serving(), leader.is_full())
-        return answer_ready(self.state, question, serving, self._versions.versions, is_full=is_full)
+        versions = {model: seen.versions for model, seen in self._versions.seen.items()}
+        return answer_ready(self.state, question, serving, versions, is_full=is_full)
 
     async def seeding(self, question: SeedingQuestion) -> SeedingAnswer:
         """Say how long to seed. Raises `RolloutUnavailable` where this manager doesn't lead."""

@@ -18,6 +18,7 @@ from tensorhub_common.protocol.log.entries import command_in
 from tensorhub_common.protocol.log.events import VersionRetired
 from tensorhub_common.protocol.queries import VersionState
 from tensorhub_common.protocol.rollout.messages import PublishedVersions
+from tensorhub_rollout.core.leader_events import VersionsSeen
 
 BURST: Final = 32
 """Other work has its turn after this many entries, which take about a millisecond."""
@@ -25,15 +26,15 @@ RETRY_S: Final = 0.2
 RETIRED_MAX: Final = 16
 """Limit of the rewinds of a model that are remembered, the latest."""
 
-OnVersions = Callable[[str, PublishedVersions], None]
-"""Takes a model and its versions, each time that they have changed."""
+OnVersions = Callable[[VersionsSeen], None]
+"""Takes the versions of a model, each time that they have changed."""
 
 
 class VersionFollower:
     """The versions of one job's models."""
 
     def __init__(self, bus: Bus, job: str, on_versions: OnVersions) -> None:
-        self.versions: dict[str, PublishedVersions] = {}
+        self.seen: dict[str, VersionsSeen] = {}
         """By model."""
         self._bus, self._job, self._on_versions = bus, job, on_versions
         self._catalog, self._position = Catalog(job), 0
@@ -85,10 +86,15 @@ class VersionFollower:
 
     def _look(self) -> None:
         for name, model in self._catalog.models.items():
-            published = tuple(
-                sorted(each.number for each in model.versions.values() if each.state is not VersionState.RETIRED)
-            )
-            known, retired = self.versions.get(name), self._retired.get(name, ())
-            if known is None or (known.published, known.retired) != (published, retired):
-                self.versions[name] = PublishedVersions(self._position, published, retired)
-                self._on_versions(name, self.versions[name])
+            standing = [each for each in model.versions.values() if each.state is not VersionState.RETIRED]
+            published = tuple(sorted(each.number for each in standing))
+            available = frozenset(each.number for each in standing if each.state is VersionState.AVAILABLE)
+            kept = frozenset(each.number for each in standing if each.kept)
+            known, retired = self.seen.get(name), self._retired.get(name, ())
+            versions = PublishedVersions(self._position, published, retired)
+            if known is not None and (known.versions.published, known.versions.retired) == (published, retired):
+                versions = known.versions
+            seen = VersionsSeen(name, versions, available, kept)
+            if seen != known:
+                self.seen[name] = seen
+                self._on_versions(seen)

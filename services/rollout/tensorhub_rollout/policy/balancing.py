@@ -64,16 +64,21 @@ def _release(view: FleetView) -> tuple[ReleaseAction, ...]:
 def _select(view: FleetView, limits: BalancingLimits) -> tuple[PlaceAction, ...]:
     takers = {each.runner: each for each in view.instances if each.takes_more}
     pending = {runner: len(each.pending) for runner, each in takers.items()}
+    any_version = [runner for runner, each in takers.items() if not view.is_kept_back(each)]
     actions: list[PlaceAction] = []
+    is_full = False
     for request in view.waiting:
         is_pinned = request in view.pinned
-        fitting = [name for name in pending if view.fits(request, takers[name])] if is_pinned else pending
+        if is_full and not is_pinned:
+            continue
+        fitting = [name for name in pending if view.fits(request, takers[name])] if is_pinned else any_version
         runner = min(fitting, key=lambda name: (pending[name], name), default=None)
         if runner is None or pending[runner] >= limits.pending_max:
-            if is_pinned:
-                # Others may run elsewhere.
-                continue
-            break
+            # Those that are for another version alone may run elsewhere.
+            is_full = is_full or not is_pinned
+            if is_full and not view.pinned:
+                break
+            continue
         if request in view.alone:
             if not pending[runner]:
                 actions.append(PlaceAction(request, runner, "nothing is pending there, and it is tried alone"))

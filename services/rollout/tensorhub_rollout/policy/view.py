@@ -1,6 +1,7 @@
 """What a policy sees of the fleet, and what it may do. Actions that are under way are in the view already."""
 
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 
@@ -23,6 +24,10 @@ class InstanceView(msgspec.Struct, frozen=True):
     """Whether its machine goes away soon."""
     version: int | None = None
     """What its engine has in memory."""
+    keeps_versions: bool = False
+    """Whether it loads the version that it is asked for, and keeps that."""
+    version_wanted: int | Literal["newest"] | None = None
+    """What it was told to have in memory; None: nothing was told to it."""
 
     @property
     def queued(self) -> int:
@@ -46,10 +51,24 @@ class FleetView(msgspec.Struct, frozen=True):
     """Of the waiting ones, those that are placed only where nothing is pending: each may kill what begins with it."""
     pinned: Mapping[RequestId, int] = {}
     """Requests that run on one version alone."""
+    demand: Mapping[int | None, int] = {}
+    """How many requests are open for each version alone that is not retired; None: for those that their rule allows."""
+    newest: int | None = None
+    """The newest published version."""
+    available: frozenset[int] = frozenset()
+    """Versions that a replica of the hub has, those of instances among them."""
+    kept: frozenset[int] = frozenset()
+    """Versions that the hub keeps, whatever instances and trainers leave."""
+
+    def is_kept_back(self, instance: InstanceView) -> bool:
+        """Tell whether an instance keeps an older version, for requests that run on that alone."""
+        return instance.version_wanted == instance.version != self.newest
 
     def fits(self, request: RequestId, instance: InstanceView) -> bool:
-        """Tell whether an instance has the version of a request that runs on one alone."""
-        return self.pinned.get(request, instance.version) == instance.version
+        """Tell whether a request may go to an instance, as far as a policy knows its rule."""
+        if request in self.pinned:
+            return self.pinned[request] == instance.version
+        return not self.is_kept_back(instance)
 
 
 class PlaceAction(msgspec.Struct, frozen=True):
@@ -74,6 +93,14 @@ class ReleaseAction(msgspec.Struct, frozen=True):
 
     request: RequestId
     source: str
+    reason: str
+
+
+class WantAction(msgspec.Struct, frozen=True):
+    """Have an instance load a version and keep it, or follow the newest one."""
+
+    runner: str
+    version: int | Literal["newest"]
     reason: str
 
 

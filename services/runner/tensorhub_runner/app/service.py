@@ -52,7 +52,11 @@ class RunnerService:
         loaded = await asyncio.to_thread(load_engine, settings)
         limits = RunnerLimits(slots=loaded.engine.capacity.slots)
         incarnation = time.time_ns() // 1_000_000
-        core = Runner(self.id, settings.runner_hub_model, incarnation, limits, time.monotonic())
+        # A mapped replica lets go of a version as soon as its trainer drains.
+        keeps_versions = settings.runner_install != "mapped"
+        core = Runner(
+            self.id, settings.runner_hub_model, incarnation, limits, time.monotonic(), keeps_versions=keeps_versions
+        )
         link = self.link = LeaderLink(self._bus, job, core, loaded.engine, self._work)
         # This process has a runner's key. The SDK in it is a worker, whose key its agent names.
         os.environ.pop("TENSORHUB_CREDENTIALS", None)
@@ -69,8 +73,9 @@ class RunnerService:
             link.thread,
             link.tell,
             lambda: link.until(lambda: core.may_load),
+            lambda: core.version_wanted,
             self._on_loaded,
-            waits_for_finish=settings.runner_install != "mapped",
+            waits_for_finish=keeps_versions,
         )
         await link.start()
         self._work.start(follower.run(), "following versions")

@@ -1,5 +1,7 @@
 """Follows the versions of the engine's model: each comes beside the engine, and is shown between two of its steps. I/O.
 
+It is the newest one, or the one that the leader wants.
+
 Invariant: the number and the root that the core hears belong to the bytes that the engine reads from the next step on.
 They come from the hub, and never from the engine.
 """
@@ -18,8 +20,8 @@ from tensorhub_runner.core.runner_events import LoadWanted, RunnerInput, Weights
 
 FIRST_S_MAX: Final = 60.0
 """So long one call waits for the first version."""
-UPDATE_WAIT_S: Final = 5.0
-"""So long one call waits for a newer version."""
+UPDATE_WAIT_S: Final = 1.0
+"""So long one call waits for a newer version; what the leader wants is looked at after it."""
 UPDATE_S_MAX: Final = 600.0
 """The bound of one transfer."""
 FINISH_S_MAX: Final = 3600.0
@@ -49,16 +51,19 @@ class WeightFollower:
         thread: EngineThread,
         tell: Callable[[RunnerInput], None],
         wait_loadable: Callable[[], Awaitable[None]],
+        version_wanted: Callable[[], int | None],
         on_loaded: Callable[[float, float], None],
         *,
         waits_for_finish: bool,
     ) -> None:
         """Prepare. `wait_loadable` ends once nothing runs that must end on its version.
 
+        `version_wanted` returns the version that is to be here, and None where that is the newest.
         `on_loaded` takes, for each change of weights, how long the engine was waited for and stood still, in seconds.
         """
         self._shard, self._thread, self._tell = shard, thread, tell
         self._wait_loadable, self._waits_for_finish = wait_loadable, waits_for_finish
+        self._version_wanted = version_wanted
         self._on_loaded = on_loaded
         self._wanted_at = self._paused_at = 0.0
 
@@ -71,16 +76,28 @@ class WeightFollower:
         reported = ""
         while True:
             try:
-                if self._shard.version is None:
-                    await self._shard.replicate("latest", timeout_s=FIRST_S_MAX, swap_under=self)
-                else:
-                    await self._shard.update(UPDATE_WAIT_S, timeout_s=UPDATE_S_MAX, swap_under=self)
+                await self._follow()
                 reported = ""
             except TRY_AGAIN as why:
                 if str(why) != reported:
                     _log.warning("a version can't be had yet", model=self._shard.model, why=str(why))
                 reported = str(why)
                 await asyncio.sleep(RETRY_S)
+
+    async def _follow(self) -> None:
+        """Load what is wanted, or what is newer than what is here. Raises what `replicate` and `update` raise."""
+        wanted = self._version_wanted()
+        if wanted is not None and wanted != self._shard.version:
+            try:
+                await self._shard.replicate(wanted, timeout_s=UPDATE_S_MAX, swap_under=self)
+                return
+            except tensorhub.VersionUnavailable as why:
+                # The newest one then, so that this instance is of use until the leader hears of it.
+                _log.warning("a version that is wanted can't be had", model=self._shard.model, why=str(why))
+        if self._shard.version is None:
+            await self._shard.replicate("latest", timeout_s=FIRST_S_MAX, swap_under=self)
+        else:
+            await self._shard.update(UPDATE_WAIT_S, timeout_s=UPDATE_S_MAX, swap_under=self)
 
     async def __aenter__(self) -> None:
         """Wait until the weights may change, and have the engine stand still."""

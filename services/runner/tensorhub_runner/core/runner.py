@@ -139,10 +139,14 @@ class Runner:
         now: float,
         *,
         is_local: bool = False,
+        keeps_versions: bool = False,
     ) -> None:
-        """Hold nothing yet. `is_local`: the engine is the trainer's own."""
+        """Hold nothing yet.
+
+        `is_local`: the engine is the trainer's own. `keeps_versions`: the version that a leader wants is loaded.
+        """
         self.name, self.model, self.incarnation, self.limits = name, model, incarnation, limits
-        self._is_local = is_local
+        self._is_local, self._keeps_versions = is_local, keeps_versions
         self.log = ""
         """The latest log that a leader has named; empty before the first. Later ones are higher as text."""
         self.term = 0
@@ -150,6 +154,8 @@ class Runner:
         self.version: int | None = None
         """What is in the engine's memory; None while it changes."""
         self.root = ""
+        self.version_wanted: int | None = None
+        """What the leader wants to be in memory, and kept there; None: the newest."""
         self.versions = PublishedVersions(0)
         self.steps = 0
         self.is_leaving = False
@@ -225,11 +231,17 @@ class Runner:
         What must end on its version has ended, and what began last has made a token: versions that come faster than
         prompts are computed would else keep it from ever making one.
         """
-        return not any(
+        return not self._is_kept and not any(
             each.assign.rule.on_update == "finish" or each.count < each.began_at + self.limits.progress_min
             for each in self.held.values()
             if each.is_running
         )
+
+    @property
+    def _is_kept(self) -> bool:
+        """Whether the version in memory is to stay, whatever is published; a retired one is of no use."""
+        wanted = self.version_wanted
+        return wanted is not None and wanted == self.version and not self.versions.is_retired(wanted)
 
     # ------------------------------------------------------------------------------------------ metrics
 
@@ -337,6 +349,9 @@ class Runner:
         is_new = event.result.term > self.term
         self._hear_term(event.result.term)
         self._see(event.result.versions)
+        wanted = event.result.version_wanted
+        if wanted is not None and self._keeps_versions:
+            self.version_wanted = None if wanted == "newest" else wanted
         if event.result.wants_report and not is_new:
             self._report()
 
@@ -346,7 +361,7 @@ class Runner:
             self._forget(attempt)
         self._ended.clear()
         self._unanswered.clear()
-        self.log, self.term, self.versions = log, 0, PublishedVersions(0)
+        self.log, self.term, self.versions, self.version_wanted = log, 0, PublishedVersions(0), None
         self._beat()
 
     def _see(self, versions: PublishedVersions) -> None:
@@ -380,7 +395,7 @@ class Runner:
     def _begin_waiting(self) -> None:
         """Have attempts begin while there are slots; one whose rule forbids the version goes back to the leader."""
         free = self.limits.slots - sum(each.is_running for each in self.held.values())
-        if self.version is None or self.wants_load:
+        if self.version is None or (self.wants_load and not self._is_kept):
             return
         for attempt, held in self.held.items():
             if free <= 0:
@@ -409,10 +424,13 @@ class Runner:
         held.finished = Finished(attempt, held.count, "superseded")
 
     def _is_allowed(self, held: _Held) -> bool:
-        """Tell whether an attempt may make its next token on the version in memory; the rule of age is of the first."""
+        """Tell whether an attempt may make its next token on the version in memory.
+
+        The rule of age is of the first token, and of one on an older version than that of the token before it.
+        """
         assert self.version is not None
         rule = held.assign.rule
-        if held.count and rule.pinned is None:
+        if held.count and rule.pinned is None and all(run.version <= self.version for run in held.runs[-1:]):
             return not self.versions.is_retired(self.version)
         return rule.allows(self.version, self.versions)
 
@@ -520,6 +538,7 @@ class Runner:
             self.is_leaving,
             tuple(self._measured),
             self._is_local,
+            self._keeps_versions,
         )
         self._measured.clear()
         self._effects.append(SendHeartbeat(beat))

@@ -55,6 +55,7 @@ from tensorhub_rollout.core.leader_events import (
     StoreEnd,
     StoreTokens,
     VersionsSeen,
+    Want,
 )
 from tensorhub_rollout.core.state import RolloutState
 
@@ -383,7 +384,14 @@ def test_groups_begin_one_by_one_until_payloads_have_no_room_and_what_has_begun_
     assert [of.index for of in leader.view("policy").waiting] == [3, 4, 5]
 
 
-def pinned(version: int, *, published: tuple[int, ...], holding: int | None, gather_s: float = 0.0) -> Leader:
+def pinned(
+    version: int,
+    *,
+    published: tuple[int, ...],
+    holding: int | None,
+    gather_s: float = 0.0,
+    available: tuple[int, ...] = (),
+) -> Leader:
     """Return a leader whose one request is for a version alone, with one runner that has `holding`."""
     state = RolloutState("job")
     fold(state, 1, Lead(1, "m"))
@@ -391,14 +399,15 @@ def pinned(version: int, *, published: tuple[int, ...], holding: int | None, gat
     group = GroupSubmitted("p", "a" * 64, 1, 1, 4, version=version)
     fold(state, 3, Submit(SdkSender(2, 1), (group,), Payload("b" * 64, 1)))
     made = Leader(state, LOG, LeaderLimits(gather_s=gather_s), 0.0)
-    made.handle(VersionsSeen("policy", PublishedVersions(1, published)), 0.0)
+    made.handle(VersionsSeen("policy", PublishedVersions(1, published), frozenset(available)), 0.0)
     assert not [each for each in holds(made, holding, 0.0) if isinstance(each, StoreEnd)], "no runner has reported yet"
     made.handle(ReportCame(RUNNER, Report(LOG, 1, ())), 0.0)
     return made
 
 
-def holds(leader: Leader, version: int | None, now: float) -> list[LeaderEffect]:
-    effects = leader.handle(HeartbeatCame(RUNNER, RunnerHeartbeat(LOG, 1, 0, "policy", 8, version)), now)
+def holds(leader: Leader, version: int | None, now: float, *, keeps_versions: bool = False) -> list[LeaderEffect]:
+    beat = RunnerHeartbeat(LOG, 1, 0, "policy", 8, version, keeps_versions=keeps_versions)
+    effects = leader.handle(HeartbeatCame(RUNNER, beat), now)
     leader.check()
     return effects
 
@@ -407,7 +416,10 @@ def errors(effects: list[LeaderEffect]) -> list[str | None]:
     return [each.ended.error for each in effects if isinstance(each, StoreEnd)]
 
 
-GONE = "it was for version 1 alone, which no instance holds: the newest is 2"
+GONE = (
+    "it was for version 1 alone, which no instance holds: the newest is 2, and no replica has it any more "
+    "(`retain` or `pin` keeps a version)"
+)
 
 
 def test_what_waits_for_a_version_fails_once_the_last_instance_goes_on_from_it() -> None:
@@ -416,6 +428,51 @@ def test_what_waits_for_a_version_fails_once_the_last_instance_goes_on_from_it()
     assert leader.view("policy").waiting == (REQUEST,)
     assert errors(holds(leader, None, 0.2)) == [GONE]
     assert leader.view("policy").waiting == ()
+
+
+def wanted(effects: list[LeaderEffect]) -> list[int | str | None]:
+    return [each.result.version_wanted for each in effects if isinstance(each, AnswerHeartbeat)]
+
+
+def test_what_the_hub_still_has_is_waited_for_where_an_instance_can_load_it() -> None:
+    leader = pinned(1, published=(1, 2), holding=2, available=(1, 2), gather_s=0.2)
+    assert errors(holds(leader, 2, 0.1, keeps_versions=True)) == []
+    assert leader.view("policy").instances[0].keeps_versions is False, "no reports are in yet"
+    assert wanted(holds(leader, 2, 0.3, keeps_versions=True)) == [None], "no policy has said anything yet"
+    view = leader.view("policy")
+    assert (view.demand, view.newest, view.available, view.waiting) == ({1: 1}, 2, frozenset({1, 2}), ())
+    leader.handle(Want(RUNNER, 1), 0.4)
+    assert leader.view("policy").instances[0].takes_more is False, "it is about to change"
+    assert wanted(holds(leader, None, 0.5, keeps_versions=True)) == [1]
+    assert wanted(holds(leader, 1, 0.6, keeps_versions=True)) == [1]
+    assert leader.view("policy").waiting == (REQUEST,)
+    gone = leader.handle(VersionsSeen("policy", PublishedVersions(2, (1, 2)), frozenset({2})), 0.7)
+    assert errors(gone) == [], "the instance has it"
+    leader.handle(Want(RUNNER, "newest"), 0.8)
+    assert errors(holds(leader, 2, 0.9, keeps_versions=True)) == [GONE]
+
+
+def test_a_version_that_is_being_loaded_counts_as_there_also_where_its_source_has_left() -> None:
+    leader = pinned(1, published=(1, 2), holding=2, available=(1, 2), gather_s=0.1)
+    holds(leader, 2, 0.1, keeps_versions=True)
+    leader.handle(Want(RUNNER, 1), 0.2)
+    holds(leader, None, 0.3, keeps_versions=True)
+    assert errors(leader.handle(VersionsSeen("policy", PublishedVersions(2, (1, 2)), frozenset({2})), 0.4)) == []
+    assert errors(holds(leader, 2, 0.5, keeps_versions=True)) == [GONE], "it could not be loaded"
+
+
+def test_what_is_for_a_version_that_the_trainer_has_gone_back_behind_fails_at_once() -> None:
+    leader = pinned(2, published=(1, 2), holding=2, available=(1, 2))
+    leader.handle(Tick(), 0.1)
+    rewound = leader.handle(VersionsSeen("policy", PublishedVersions(2, (1,), ((2, 2),)), frozenset({1})), 0.2)
+    assert errors(rewound) == ["it was for version 2 alone, which the trainer has gone back behind"]
+    assert leader.view("policy").demand == {}
+
+
+def test_where_instances_follow_the_newest_version_alone_what_is_for_an_older_one_fails() -> None:
+    leader = pinned(1, published=(1, 2), holding=2, available=(1, 2), gather_s=0.1)
+    (failed,) = errors(leader.handle(Tick(), 0.2))
+    assert str(failed).endswith("the newest is 2, and these instances follow the newest one alone")
 
 
 def test_what_comes_back_for_a_version_that_is_gone_meanwhile_fails() -> None:

@@ -1,5 +1,7 @@
 """What a runner takes, begins and says; tests/unit/simulator/test_rollouts.py has the rest."""
 
+from typing import Literal
+
 import pytest
 
 from tensorhub_common.machine import Tick
@@ -26,6 +28,7 @@ from tensorhub_runner.core.runner_events import (
     EngineStepped,
     FrameAnswered,
     HeartbeatAnswered,
+    LoadWanted,
     PreemptionNoticed,
     RunnerEffect,
     SendFrame,
@@ -155,3 +158,57 @@ def test_a_runner_is_drained_once_a_leader_has_all_of_what_it_stopped(runner: Ru
     runner.handle(FrameAnswered(FrameResult("log", 1, sent.frame.number)), 1.01)
     assert is_drained()
     assert runner.held, "it is kept until a leader lets it be forgotten"
+
+
+def told(
+    version: int | Literal["newest"] | None, *, term: int = 1, retired: tuple[tuple[int, int], ...] = ()
+) -> HeartbeatAnswered:
+    versions = PublishedVersions(term + len(retired), (1, 2), retired)
+    return HeartbeatAnswered(HeartbeatResult("log", term, versions, version_wanted=version))
+
+
+@pytest.fixture
+def keeper() -> Runner:
+    """Return a runner that keeps versions, with version 1."""
+    made = serving(Runner("runner-0", "policy", 1, RunnerLimits(), 0.0, keeps_versions=True))
+    made.handle(WeightsLoaded(1, "root-1"), 0.0)
+    return made
+
+
+def test_a_version_that_is_wanted_stays_and_what_is_for_it_begins_although_a_newer_one_is_ready(keeper: Runner) -> None:
+    keeper.handle(told(1), 0.1)
+    keeper.handle(LoadWanted(), 0.2)
+    assert keeper.may_load is False
+    pinned = assigned(ATTEMPT, rule=VersionRule(pinned=1), published=(1, 2))
+    assert begun(keeper.handle(pinned, 0.3)) == [ATTEMPT]
+    keeper.handle(EngineStepped((StepTokens(ATTEMPT, TOKEN, TOKEN),)), 0.4)
+    keeper.handle(told(None), 0.5)
+    assert keeper.may_load is False, "None says nothing new"
+    keeper.handle(told("newest", term=0), 0.6)
+    assert keeper.may_load is False, "an earlier leader is not heard"
+    keeper.handle(told("newest"), 0.7)
+    assert keeper.may_load is True
+
+
+def test_a_version_that_is_retired_does_not_stay(keeper: Runner) -> None:
+    keeper.handle(told(1), 0.1)
+    assert keeper.may_load is False
+    keeper.handle(told(1, retired=((1, 1),)), 0.2)
+    assert keeper.may_load is True
+
+
+def test_a_runner_that_follows_the_newest_version_alone_is_not_told_another(runner: Runner) -> None:
+    runner.handle(told(1), 0.1)
+    assert (runner.version_wanted, runner.may_load) == (None, True)
+
+
+def test_a_response_does_not_go_on_with_an_older_version_than_its_rule_lets_it_begin_on(keeper: Runner) -> None:
+    keeper.handle(WeightsChanging(), 0.1)
+    keeper.handle(WeightsLoaded(2, "root-2"), 0.1)
+    for attempt, staleness in ((ATTEMPT, 0), (NEXT, 1)):
+        keeper.handle(assigned(attempt, rule=VersionRule(staleness=staleness), published=(1, 2)), 0.2)
+    made = tuple(StepTokens(attempt, TOKEN, TOKEN) for attempt in (ATTEMPT, NEXT))
+    keeper.handle(EngineStepped(made), 0.3)
+    keeper.handle(WeightsChanging(), 0.4)
+    assert begun(keeper.handle(WeightsLoaded(1, "root-1"), 0.4)) == [NEXT]
+    assert keeper.held[ATTEMPT].finished == Finished(ATTEMPT, 1, "superseded")

@@ -24,8 +24,8 @@ LOOK_S: Final = 1.0
 WATCH: Final = "watch"
 
 _CONSUMERS: Final = ("CONSUMER", "MODEL", "EPOCH", "OPEN", "WAITING", "ENDED", "VERSIONS BEHIND")
-_INSTANCES: Final = ("INSTANCE", "MODEL", "STATE", "VERSION", "SLOTS", "PENDING", "EXECUTING", "TOKENS/S")
-_NUMBERS: Final = ("EPOCH", "OPEN", "WAITING", "ENDED", "VERSION", "SLOTS", "PENDING", "EXECUTING", "TOKENS/S")
+_INSTANCES: Final = ("INSTANCE", "MODEL", "STATE", "VERSION", "KEPT", "SLOTS", "PENDING", "EXECUTING", "TOKENS/S")
+_NUMBERS: Final = ("EPOCH", "OPEN", "WAITING", "ENDED", "VERSION", "KEPT", "SLOTS", "PENDING", "EXECUTING", "TOKENS/S")
 
 
 def _watch_or_not(given: object) -> str:
@@ -128,6 +128,7 @@ def _instances(found: RolloutStatus) -> Iterator[tuple[object, ...]]:
             each.model,
             each.state,
             each.version,
+            each.version_kept,
             each.slots,
             each.pending,
             each.executing,

@@ -257,6 +257,8 @@ class RunnerHeartbeat(msgspec.Struct, frozen=True):
     """Some steps since the last heartbeat that made one token of each request, and computed no prompt."""
     is_local: bool = False
     """It is the trainer's own engine, which generates at the beginning of a step alone."""
+    keeps_versions: bool = False
+    """It loads the version that it is asked for, and keeps that while newer ones are published."""
 
 
 class HeartbeatResult(msgspec.Struct, frozen=True):
@@ -268,6 +270,8 @@ class HeartbeatResult(msgspec.Struct, frozen=True):
     wants_report: bool = False
     flush_s: float = 0.0
     """New tokens are to be sent no more often than this: the larger the fleet, the longer."""
+    version_wanted: int | Literal["newest"] | None = None
+    """What it is to have in memory; None: what was said before."""
 
 
 _TERM_SHIFT: Final = 32

@@ -145,6 +145,8 @@ class InstanceStatus(msgspec.Struct, frozen=True):
     pending: int
     executing: int
     tokens_per_s: float
+    version_kept: int | None = None
+    """The version that it is to have while responses are for that alone; None: it follows the newest."""
 
 
 class ConsumerStatus(msgspec.Struct, frozen=True):
