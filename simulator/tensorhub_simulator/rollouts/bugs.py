@@ -18,15 +18,15 @@ from tensorhub_common.protocol.rollout.messages import (
     attempt_of,
 )
 from tensorhub_common.protocol.rollout.questions import ReadyAnswer
+from tensorhub_rollout.core import checkpoints
 from tensorhub_rollout.core import fold as fold_module
 from tensorhub_rollout.core import leader as leader_module
 from tensorhub_rollout.core.admission import Admission, GroupId
+from tensorhub_rollout.core.fleet import Fleet
 from tensorhub_rollout.core.leader import Leader
 from tensorhub_rollout.core.leader_events import (
     FrameCame,
     HeartbeatCame,
-    LeaderEffect,
-    LeaderInput,
     PrefixLoaded,
     SendAbort,
 )
@@ -195,13 +195,11 @@ def _silence_while_cut() -> tuple[Replacement, ...]:
 
 def _silence_while_asleep() -> tuple[Replacement, ...]:
     """A leader that was stopped takes all runners for lost when it wakes up."""
-    known = Leader.handle
 
-    def handle(self: Leader, event: LeaderInput, now: float) -> list[LeaderEffect]:
+    def note_time(self: Fleet, now: float) -> None:
         self._now = now
-        return known(self, event, now)
 
-    return ((Leader, "handle", handle),)
+    return ((Fleet, "note_time", note_time),)
 
 
 def _forgotten_early() -> tuple[Replacement, ...]:
@@ -217,7 +215,7 @@ def _forgotten_early() -> tuple[Replacement, ...]:
 
 def _older_checkpoint() -> tuple[Replacement, ...]:
     """A checkpoint goes on behind what the log has, also where a later attempt began before that."""
-    return ((leader_module, "_kept_of", lambda response, placement, stored: stored.kept),)
+    return ((checkpoints, "_kept_of", lambda response, placement, stored: stored.kept),)
 
 
 def _cap_ignored() -> tuple[Replacement, ...]:
@@ -335,9 +333,9 @@ def _pinned_judged_early() -> tuple[Replacement, ...]:
     known = Leader._end_unreachable
 
     def end_unreachable(self: Leader, *arguments: Any) -> None:
-        gathered, self._has_gathered = self._has_gathered, True
+        gathered, self.fleet.has_gathered = self.fleet.has_gathered, True
         known(self, *arguments)
-        self._has_gathered = gathered
+        self.fleet.has_gathered = gathered
 
     return ((Leader, "_end_unreachable", end_unreachable),)
 

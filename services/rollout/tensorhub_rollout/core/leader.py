@@ -10,7 +10,6 @@ Invariants (`check`):
 - What a runner has, the leader tells it to forget, or holds it in `placements`.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any, Final
@@ -18,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from tensorhub_common.machine import Tick
-from tensorhub_common.protocol.rollout.entries import Attempt, ManagerEndReason, RequestEnded, RequestId, TokensKept
+from tensorhub_common.protocol.rollout.entries import Attempt, ManagerEndReason, RequestEnded, RequestId
 from tensorhub_common.protocol.rollout.messages import (
     TOKEN_BYTES,
     AbortRequest,
@@ -39,6 +38,8 @@ from tensorhub_common.protocol.rollout.messages import (
     is_well_formed,
 )
 from tensorhub_rollout.core.admission import Admission, GroupId
+from tensorhub_rollout.core.checkpoints import checkpoint
+from tensorhub_rollout.core.fleet import Fleet
 from tensorhub_rollout.core.leader_counts import DiscardReason, LeaderCounts
 from tensorhub_rollout.core.leader_events import (
     AbortAnswered,
@@ -64,7 +65,6 @@ from tensorhub_rollout.core.leader_events import (
     SendAbort,
     SendAssign,
     StoreEnd,
-    StoreTokens,
     StoringFailed,
     VersionsSeen,
     Want,
@@ -74,7 +74,7 @@ from tensorhub_rollout.core.outcomes import Attached, Cancelled, Ended, Submitte
 from tensorhub_rollout.core.pinned_requests import PinnedRequests, why_gone
 from tensorhub_rollout.core.placements import Instance, OpenRequest, PastAttempt, Placement
 from tensorhub_rollout.core.responses import Response, TokensDiffer
-from tensorhub_rollout.core.state import Request, RolloutState
+from tensorhub_rollout.core.state import RolloutState
 from tensorhub_rollout.core.step_meter import StepMeter
 from tensorhub_rollout.core.transitions import AttemptState, AttemptTransition, RequestState
 from tensorhub_rollout.core.waiting import WaitingQueue
@@ -129,7 +129,9 @@ class Leader:
     def __init__(self, state: RolloutState, log: str, limits: LeaderLimits, now: float) -> None:
         """Begin; `state` is folded up to this leader's `lead`, and stays folded by the driver."""
         self.state, self.log, self.term, self.limits = state, log, state.term, limits
-        self.instances: dict[str, Instance] = {}
+        self.fleet = Fleet(now, silence_s=limits.silence_s, stall_s=limits.stall_s, gather_s=limits.gather_s)
+        self.instances: Final[Mapping[str, Instance]] = self.fleet.instances
+        """By runner."""
         self.placements: dict[Attempt, Placement] = {}
         """All attempts that are not over."""
         self.requests: dict[RequestId, OpenRequest] = {}
@@ -153,14 +155,7 @@ class Leader:
         """By model."""
         self._effects: list[LeaderEffect] = []
         self._n = 0
-        self._listening_since = now
-        self._gathered_at = now + limits.gather_s
-        self._has_gathered = False
-        self._looked_at = self._rated_at = now
-        self._rated: dict[str, int] = {}
-        """Each instance's tokens when its rate was counted."""
-        self._is_connected = True
-        self._now = now
+        self._looked_at = self._now = now
         for of, _, request in state.requests():
             if request.state is RequestState.OPEN:
                 self._open(of)
@@ -187,11 +182,8 @@ class Leader:
 
     def handle(self, event: LeaderInput, now: float) -> list[LeaderEffect]:
         """Take one event and say what to do."""
-        # Where this process was not running, that it heard nothing says nothing.
-        was_away = now - self._now > self.limits.silence_s / 2
         self._now = now
-        if was_away:
-            self._listen_anew()
+        self.fleet.note_time(now)
         if not isinstance(event, Tick):
             self._handlers[type(event)](event)
         if now >= self.deadline():
@@ -235,8 +227,7 @@ class Leader:
                 assert response.attempt == placement.attempt
 
     def _bus_changed(self, event: BusChanged) -> None:
-        self._is_connected = event.is_connected
-        self._listen_anew()
+        self.fleet.note_connection(is_connected=event.is_connected)
 
     def _versions_seen(self, event: VersionsSeen) -> None:
         known = self.versions.get(event.model, _NO_VERSIONS).published
@@ -245,7 +236,7 @@ class Leader:
         if newest > max(known, default=-1):
             self._steps[event.model] = self._steps.get(event.model, 0) + 1
             meter = self.meter(event.model)
-            meter.see_fleet(self._remote_of(event.model))
+            meter.see_fleet(self.fleet.remote_of(event.model))
             meter.end(newest, self._now)
         self._restart_retired(event.model)
         self._end_unreachable(event.model)
@@ -258,17 +249,7 @@ class Leader:
         for each in event.requests:
             self._store_end(each)
 
-    def _listen_anew(self) -> None:
-        """Begin a whole window of silence anew, and of gathering if that was not over."""
-        if not self._has_gathered:
-            self._gathered_at = self._now + self.limits.gather_s
-        self._listening_since = self._now
-
     # ------------------------------------------------------------------------------------------ questions
-
-    def serving(self) -> dict[str, int]:
-        """Return by model how many instances take requests."""
-        return Counter(each.model for each in self.instances.values() if each.takes_more)
 
     def is_full(self) -> bool:
         """Tell whether payloads let no group begin, and each that has begun has ended: only `done` makes room then."""
@@ -276,39 +257,34 @@ class Leader:
             # Since the last look something may have been done.
             self._look_at_room()
         # Before all runners have reported, a group that has begun may look as if it had not.
-        return self._has_gathered and self.admission.is_held_back and not self.admission.begun
+        return self.fleet.has_gathered and self.admission.is_held_back and not self.admission.begun
 
     def meter(self, model: str) -> StepMeter:
         """Return what is measured of a model's steps."""
         return self._meters.setdefault(model, StepMeter())
 
-    def models(self) -> set[str]:
-        """Return the models that instances run."""
-        return {each.model for each in self.instances.values()}
-
     def view(self, model: str) -> FleetView:
         """Return what a policy sees of a model's requests and instances."""
-        waiting = self.waiting.of_model(model) if self._has_gathered else iter(())
+        waiting = self.waiting.of_model(model) if self.fleet.has_gathered else iter(())
         pinned = self.pinned.versions
         if pinned:
-            serving = {each.version for each in self.instances.values() if each.model == model and each.takes_more}
+            serving = {each.version for each in self.fleet.of_model(model) if each.takes_more}
             waiting = (of for of in waiting if of not in pinned or pinned[of] in serving)
         if self.admission.is_held_back:
             waiting = (of for of in waiting if self._group_of(of) in self.admission.begun)
         instances = tuple(
             InstanceView(
-                runner,
+                each.runner,
                 each.slots,
                 tuple(each.pending),
                 tuple(each.executing),
                 takes_more=each.takes_more and not each.awaits_version and not self._is_reserved(each),
                 is_leaving=each.is_leaving,
                 version=each.version,
-                keeps_versions=each.keeps_versions and each.has_reported and self._has_gathered,
+                keeps_versions=each.keeps_versions and each.has_reported and self.fleet.has_gathered,
                 version_wanted=each.version_wanted,
             )
-            for runner, each in self.instances.items()
-            if each.model == model
+            for each in self.fleet.of_model(model)
         )
         shown = tuple(islice(waiting, WAITING_SHOWN_MAX))
         hub = self._hub.get(model, VersionsSeen(model, _NO_VERSIONS))
@@ -337,7 +313,7 @@ class Leader:
     def _place(self, event: Place) -> None:
         of, runner = event.request, event.runner
         request, instance = self.requests.get(of), self.instances.get(runner)
-        if not self._has_gathered or request is None or not request.is_waiting:
+        if not self.fleet.has_gathered or request is None or not request.is_waiting:
             return
         if instance is None or not instance.takes_more or instance.model != self._model_of(of):
             return
@@ -478,7 +454,7 @@ class Leader:
         self._effects.append(SendAssign(placement.runner, request))
 
     def _assign_answered(self, event: AssignAnswered) -> None:
-        if not self._is_known(event.runner, event.incarnation):
+        if not self.fleet.known(event.runner, event.incarnation):
             return
         for result in event.results:
             placement = self.placements.get(result.attempt)
@@ -514,7 +490,7 @@ class Leader:
         """Tell an instance with each answer to a heartbeat what to have, from now on."""
         instance = self.instances.get(event.runner)
         # Before all runners have reported it is not known who has what.
-        if instance is not None and instance.keeps_versions and self._has_gathered:
+        if instance is not None and instance.keeps_versions and self.fleet.has_gathered:
             instance.version_wanted = event.version
             self._end_unreachable(instance.model)
 
@@ -537,7 +513,7 @@ class Leader:
         self._effects.append(SendAbort(placement.runner, stop))
 
     def _abort_answered(self, event: AbortAnswered) -> None:
-        instance = self._is_known(event.runner, event.incarnation)
+        instance = self.fleet.known(event.runner, event.incarnation)
         if instance is None:
             return
         for attempt in event.forgotten:
@@ -749,9 +725,9 @@ class Leader:
         `among`: of these pinned requests alone. A submission of thousands is judged one by one.
         """
         pinned, hub = self.pinned.versions, self._hub.get(model)
-        if not pinned or not self._has_gathered or hub is None or not hub.versions.published:
+        if not pinned or not self.fleet.has_gathered or hub is None or not hub.versions.published:
             return
-        instances = [each for each in self.instances.values() if each.model == model]
+        instances = self.fleet.of_model(model)
         judged: dict[int, str | None] = {}
         for of in [*(pinned if among is None else among)]:
             version = pinned[of]
@@ -771,31 +747,14 @@ class Leader:
 
     # ------------------------------------------------------------------------------------------ runners
 
-    def _is_known(self, runner: str, incarnation: int) -> Instance | None:
-        """Return the instance if this is its incarnation on record, and note that it lives."""
-        instance = self.instances.get(runner)
-        if instance is None or instance.incarnation != incarnation:
-            return None
-        instance.heard_at = self._now
-        return instance
-
     def _heard(self, runner: str, log: str, incarnation: int) -> Instance | None:
-        """Return the instance of a runner that says something, known or not; None: its process was replaced.
-
-        Whatever it says first makes it known, so that a new leader waits for its report.
-        """
+        """Return the instance of a runner that says something, known or not; None: its process was replaced."""
         instance = self.instances.get(runner)
         if log != self.log or (instance is not None and incarnation < instance.incarnation):
             return None
         if instance is not None and incarnation > instance.incarnation:
             self._lose(instance, "it began anew")
-            instance = None
-        if instance is None:
-            instance = self.instances[runner] = Instance(
-                runner, incarnation, self._now, stepped_at=self._now, checkpointed_at=self._now
-            )
-        instance.heard_at = self._now
-        return instance
+        return self.fleet.heard(runner, incarnation)
 
     def _heartbeat(self, event: HeartbeatCame) -> None:
         beat = event.beat
@@ -1036,54 +995,25 @@ class Leader:
 
     def _on_time(self) -> None:
         limits = self.limits
-        if not self._has_gathered and self._is_connected and self._now >= self._gathered_at:
-            self._has_gathered = all(each.has_reported for each in self.instances.values())
-            for model in self.models() if self._has_gathered else ():
+        if self.fleet.gather():
+            for model in self.fleet.models():
                 self._end_unreachable(model)
-        if self._is_connected:
-            self._lose_silent()
+        for instance, reason in self.fleet.silent():
+            self._lose(instance, reason)
         for placement in [*self._asked.values()]:
             if placement.asked_at is not None and self._now - placement.asked_at >= limits.resend_s:
                 self._ask_again(placement)
         for instance in self.instances.values():
             self._ask_to_forget(instance)
         for model, meter in self._meters.items():
-            meter.see_fleet(self._remote_of(model))
-        if self._now - self._rated_at >= limits.rate_s:
-            self._count_rates()
+            meter.see_fleet(self.fleet.remote_of(model))
+        if self.fleet.count_rates(limits.rate_s):
             self._look_at_room()
         # A few at a look, so that frames don't wait for the tokens of the whole fleet.
         looks = limits.checkpoint_s / limits.look_s
-        for instance in self._due_to_checkpoint()[: 1 + int(2 * len(self.instances) / looks)]:
+        for instance in self.fleet.due_to_checkpoint(limits.checkpoint_s)[: 1 + int(2 * len(self.instances) / looks)]:
             instance.checkpointed_at = self._now
             self._checkpoint(instance)
-
-    def _remote_of(self, model: str) -> frozenset[str]:
-        """Return the instances of a model that are not the trainer's own, and stay."""
-        every = self.instances.values()
-        return frozenset(
-            each.runner for each in every if each.model == model and not each.is_local and not each.is_leaving
-        )
-
-    def _due_to_checkpoint(self) -> list[Instance]:
-        """Return the instances whose last checkpoint is long ago, the longest first."""
-        last = self._now - self.limits.checkpoint_s
-        due = [each for each in self.instances.values() if each.checkpointed_at <= last]
-        return sorted(due, key=lambda each: each.checkpointed_at)
-
-    def _lose_silent(self) -> None:
-        limits = self.limits
-        for instance in [*self.instances.values()]:
-            if self._now - max(instance.heard_at, self._listening_since) >= limits.silence_s:
-                self._lose(instance, f"it was silent for {limits.silence_s:g} s")
-            elif instance.attempts and self._now - max(instance.stepped_at, self._listening_since) >= limits.stall_s:
-                self._lose(instance, f"its engine made no step for {limits.stall_s:g} s")
-
-    def _count_rates(self) -> None:
-        seconds, self._rated_at = self._now - self._rated_at, self._now
-        for runner, instance in self.instances.items():
-            instance.tokens_per_s = (instance.tokens - self._rated.get(runner, 0)) / seconds
-        self._rated = {runner: each.tokens for runner, each in self.instances.items()}
 
     def _ask_again(self, placement: Placement) -> None:
         self._note_asked(placement)
@@ -1102,7 +1032,7 @@ class Leader:
 
     def _lose(self, instance: Instance, reason: str) -> None:
         """Take an instance for lost: its requests go on elsewhere from what is held."""
-        if self.instances.pop(instance.runner, None) is None:
+        if self.fleet.instances.pop(instance.runner, None) is None:
             return
         # What has said that it leaves, and has nothing, may go.
         is_left = instance.is_leaving and not instance.attempts
@@ -1136,32 +1066,10 @@ class Leader:
         """Have the tokens of an instance's attempts written that came since the last checkpoint."""
         for attempt in sorted(instance.attempts):
             placement = self.placements[attempt]
-            response, stored = self.responses.get(placement.request), self.state.request(placement.request)
-            if response is None or stored is None or response.attempt is None:
-                continue
-            if placement.state is AttemptState.COMPLETE:
-                continue
-            start = _kept_of(response, placement, stored)
-            if response.count <= start:
-                continue
-            part = TokensKept(placement.request, response.attempt, start, response.count)
-            first = TOKEN_BYTES * start
-            runs = tuple(run for run in response.runs if run.start >= start) or tuple(response.runs[-1:])
-            self._effects.append(
-                StoreTokens(
-                    placement.runner, part, bytes(response.tokens[first:]), bytes(response.logprobs[first:]), runs
-                )
-            )
-
-
-def _kept_of(response: Response, placement: Placement, stored: Request) -> int:
-    """Return how many tokens of a response the log has."""
-    if stored.attempt is None or stored.attempt == response.attempt:
-        return stored.kept
-    if response.dropped is not None and stored.attempt <= response.dropped:
-        return 0
-    # Behind the place where a later attempt began, the log has other tokens.
-    return min(stored.kept, placement.began_at)
+            of = placement.request
+            part = checkpoint(placement, self.responses.get(of), self.state.request(of))
+            if part is not None:
+                self._effects.append(part)
 
 
 def _is_complete(placement: Placement | None) -> bool:

@@ -385,7 +385,7 @@ class RolloutJob:
         if now - self._plateaus_at >= PLATEAU_LOOK_S:
             self._plateaus_at = now
             self._plateaus = plateaus_of(leader)
-        for model in leader.models():
+        for model in leader.fleet.models():
             view = leader.view(model)
             wanted, self._turns[model] = decide_versions(view, self._turns.get(model, Turns()), ACTIVATION, now)
             for want in wanted:
@@ -424,7 +424,7 @@ class RolloutJob:
         await self._reach(question.seq)
         await self._wait_folded(lambda: not has_ready(self.state, question), question.wait_s)
         leader = self.leader
-        serving, is_full = ({}, False) if leader is None else (leader.serving(), leader.is_full())
+        serving, is_full = ({}, False) if leader is None else (leader.fleet.serving(), leader.is_full())
         versions = {model: seen.versions for model, seen in self._versions.seen.items()}
         return answer_ready(self.state, question, serving, versions, is_full=is_full)
 
