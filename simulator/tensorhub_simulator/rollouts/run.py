@@ -16,6 +16,8 @@ POISONED_EVERY: Final = 9
 """In each so many seeds one, the first group kills each engine that begins it."""
 BOUNDED_EVERY: Final = 5
 """In one seed of this number, payloads have a limit."""
+MAPPED_EVERY: Final = 4
+"""In one seed of this number, the runners follow the newest version alone."""
 PAYLOAD_BYTES_MAX: Final = 5_000
 """Room for three groups at once, of six."""
 MODES: Final[tuple[OnUpdate, ...]] = ("continue", "restart", "finish", "keep")
@@ -30,6 +32,8 @@ def run(seed: int) -> RolloutWorld:
         poisoned=poisoned,
         on_update=MODES[seed % len(MODES)],
         payload_bytes_max=0 if seed % BOUNDED_EVERY else PAYLOAD_BYTES_MAX,
+        # Of each mode some.
+        are_mapped=seed // len(MODES) % MAPPED_EVERY == 0,
     )
     Faults(world, seed)
     world.run(lambda: world.is_over, END_S)

@@ -173,11 +173,14 @@ class RolloutWorld:
         poisoned: int = 0,
         on_update: OnUpdate = "continue",
         payload_bytes_max: int = 0,
+        are_mapped: bool = False,
         chances: Chances | None = None,
     ) -> None:
         self.random, self.agenda = Random(seed), Agenda()
         self.payload_bytes_max = payload_bytes_max
         """How many bytes payloads may have together; 0: any number. Then the trainer takes whole groups alone."""
+        self.are_mapped = are_mapped
+        """Whether runners map what the trainer has: they follow the newest version alone, and nobody loads theirs."""
         self.chances = chances or Chances()
         self.on_update: OnUpdate = on_update
         self.entries: list[AnyEntry] = []
@@ -528,8 +531,8 @@ class RolloutWorld:
                 f"{of} fails, and {runner.name} has version {runner.loaded}"
             )
 
-        # A poisoned one fails for itself.
-        is_kept = version in self.hub.retained and of not in self.poisoned
+        # A poisoned one fails for itself, and mapped runners load no older version.
+        is_kept = version in self.hub.retained and of not in self.poisoned and not self.are_mapped
         assert not is_kept, f"{of} fails, and the hub has version {version}"
 
     def _check_told(self, manager: ManagerProcess, runner: RunnerProcess, result: HeartbeatResult) -> None:
@@ -589,7 +592,7 @@ class RolloutWorld:
             runner.incarnation,
             RunnerLimits(slots=4, held_max=12),
             self.agenda.now,
-            keeps_versions=True,
+            keeps_versions=not self.are_mapped,
         )
         runner.engine, runner.cached, runner.prefills = {}, {}, {}
         runner.loaded, runner.staged, runner.is_loading = None, None, False
@@ -802,7 +805,9 @@ class RolloutWorld:
             self._tell_versions()
 
     def _loaded(self) -> list[int]:
-        """Return what runners have. A version that is being loaded stays until it is."""
+        """Return what can be loaded from runners. A version that is being loaded stays until it is."""
+        if self.are_mapped:
+            return []
         return [each.loaded for each in self.runners if each.is_up and each.loaded is not None and not each.is_loading]
 
     def _tell_versions(self) -> None:
