@@ -50,7 +50,7 @@ async def measure(options: argparse.Namespace) -> tuple[list[Run], list[str]]:
     runs, faults = list[Run](), list[str]()
     with Progress() as progress:
         for seed in range(options.seeds):
-            for kill_every_s in (None, options.kill_every):
+            for kill_every_s in (None, options.kill_every) if options.undisturbed else (options.kill_every,):
                 with tempfile.TemporaryDirectory(prefix="tensorhub-rl-", ignore_cleanup_errors=True) as folder:
                     one = TrainingRun(
                         Path(folder),
@@ -114,6 +114,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--kill-every", type=float, default=KILL_EVERY_S, metavar="S", help="a runner, on average")
+    parser.add_argument(
+        "--undisturbed",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="train each seed without kills too; without it, as many steps as it takes to kill often",
+    )
     parser.add_argument("--device", default="cpu", help="what trainer and runners compute on, as in --device cuda")
     parser.add_argument("--json", type=Path, help="write all figures into this file")
     parser.add_argument("--docs", action="store_true", help="write figures, picture and table into docs/")

@@ -728,15 +728,17 @@ class Leader:
         if not pinned or not self.fleet.has_gathered or hub is None or not hub.versions.published:
             return
         instances = self.fleet.of_model(model)
-        judged: dict[int, str | None] = {}
+        # By version, and not by request: what the hub has changes with each instance that changes its version.
+        judged = {
+            version: why_gone(version, hub.versions, hub.available, instances)
+            for version in self.pinned.demand(model)
+            if version is not None
+        }
+        if not any(judged.values()):
+            return
         for of in [*(pinned if among is None else among)]:
-            version = pinned[of]
-            if of not in self.waiting or self._model_of(of) != model:
-                continue
-            if version not in judged:
-                judged[version] = why_gone(version, hub.versions, hub.available, instances)
-            error = judged[version]
-            if error is None:
+            error = judged.get(pinned[of])
+            if error is None or of not in self.waiting or self.requests[of].model != model:
                 continue
             self.waiting.discard(of)
             response = self.responses.get(of)
