@@ -7,6 +7,7 @@ import numpy as np
 
 from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.core.effects import Digested, DigestMemory, Duplicated, Probed, ProbeMapping
+from tensorhub_agent.devices.region import DeviceRegion
 from tensorhub_agent.jobs.memory_tasks import MemoryTasks, blank
 from tensorhub_agent.primitives.digests import piece_digest
 from tensorhub_agent.primitives.ids import ShardKey
@@ -32,6 +33,47 @@ def test_padding_becomes_zero_and_nothing_else_does() -> None:
     for first, last in ((6, 8), (14, 16), (22, 24), (24, 32)):
         expected[AT["e"] + first : AT["e"] + last] = 0
     np.testing.assert_array_equal(np.frombuffer(memory, np.uint8), expected)
+
+
+class Filling:
+    """A device whose one stream fills the memory of this process when it is waited for, as late as a GPU may."""
+
+    def __init__(self, memory: bytearray) -> None:
+        self.memory, self.fills = memory, list[tuple[int, int]]()
+        self.is_waited = self.is_closed = False
+
+    def stream(self) -> Any:
+        return SimpleNamespace(fill=self._fill, record=self._record, close=self._close)
+
+    def _fill(self, address: int, nbytes: int) -> None:
+        self.fills.append((address - BASE, nbytes))
+
+    def _record(self) -> Any:
+        return SimpleNamespace(wait=self._wait)
+
+    def _wait(self) -> None:
+        assert not self.is_closed
+        self.is_waited = True
+        for at, nbytes in self.fills:
+            self.memory[at : at + nbytes] = bytes(nbytes)
+
+    def _close(self) -> None:
+        self.is_closed = True
+
+
+BASE = 1 << 40
+
+
+def test_padding_in_the_memory_of_a_gpu_becomes_zero_run_by_run() -> None:
+    on_host, on_device = (bytearray(b"\xff" * (64 + segment_bytes(LAYOUT))) for _ in range(2))
+    device: Any = Filling(on_device)
+    memory: Any = SimpleNamespace(address=BASE, readonly=False)
+    blank(memoryview(on_host)[64:], LAYOUT)
+    blank(DeviceRegion(device, memory, 64, segment_bytes(LAYOUT)), LAYOUT)
+    assert (device.is_waited, device.is_closed) == (True, True)
+    assert on_device == on_host
+    at = 64 + AT["e"]
+    assert device.fills == [(at + 6, 2), (at + 14, 2), (at + 22, 10)], "what touches is one run"
 
 
 class Job:

@@ -77,6 +77,12 @@ def test_runs_are_kept_whole_and_marks_are_looked_for_no_further_than_is_told() 
     assert ranges_of_marks(marks, 2, 3) == []
 
 
+def test_what_is_taken_goes_on_over_ranges_and_the_rest_of_the_last_one_stays() -> None:
+    ranges = [(0, 2), (5, 3), (9, 4)]
+    assert take_first(ranges, 3) == [(0, 2), (5, 1)]
+    assert ranges == [(6, 2), (9, 4)]
+
+
 # Deadlines.
 
 

@@ -49,6 +49,14 @@ def test_it_is_asked_for_its_part_and_what_it_brings_in_a_moment_in_two_batches_
     assert pace.in_flight_limit(share_bytes) == pytest.approx(under_way_mib * MIB, abs=1)
 
 
+def test_the_window_of_a_wire_bounds_what_comes_over_one_and_not_what_is_in_memory() -> None:
+    limits = BatchLimits(wire_window_bytes=5 * MIB)
+    for reads_memory, under_way_mib in ((False, 5), (True, 64)):
+        pace = SourceRate(limits=limits, reads_memory=reads_memory)
+        pace.record(10_000 * MIB, 1.0)
+        assert pace.in_flight_limit(64 * MIB) == under_way_mib * MIB
+
+
 def test_a_batch_is_never_of_nothing_larger_within_a_host_and_small_at_first_from_far() -> None:
     assert SourceRate().batch_bytes(0) == 1
     assert at(1).batch_bytes(1) == 1

@@ -37,7 +37,7 @@ class Leases:
 
     def redeem(self, ticket: str, reader: str) -> Any:
         self.readers.append((ticket, reader))
-        segment = SimpleNamespace(name="segment-1", nbytes=4096, origin=64, device="")
+        segment = SimpleNamespace(name="segment-1", nbytes=4096, origin=64, device="GPU-0")
         more = {"pieces": None, "promised": ()} | self.more
         return SimpleNamespace(lease=f"lease-{len(self.readers)}", segment=segment, **more)
 
@@ -107,7 +107,7 @@ def test_the_end_of_each_lease_is_told_once_unless_it_was_broken_and_nothing_is_
 def test_a_reader_hears_what_it_may_read_and_whether_it_may_go_on() -> None:
     leases = Leases(pieces=((0, 2),), promised=((2, 1),))
     server = LeaseServer("source", leases)
-    welcome: list[SourceMessage] = [Welcome("segment-1", 4096, 64)]
+    welcome: list[SourceMessage] = [Welcome("segment-1", 4096, 64, "GPU-0")]
     assert server.receive(HELLO) == [*welcome, PiecesAvailable(((0, 2),)), PiecesPromised(((2, 1),))]
     assert leases.readers == [("ticket", "reader")]
     for leases.waits, leases.held in ((True, False), (False, True)):
