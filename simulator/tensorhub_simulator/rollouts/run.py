@@ -8,7 +8,7 @@ from typing import Final
 from tensorhub_common.protocol.rollout.messages import OnUpdate
 from tensorhub_simulator.rollouts.faults import GROUPS, Faults
 from tensorhub_simulator.rollouts.invariants import check
-from tensorhub_simulator.rollouts.world import RolloutWorld
+from tensorhub_simulator.rollouts.world import Chances, RolloutWorld
 
 END_S: Final = 120.0
 """Within so much virtual time every job is over: nothing hangs."""
@@ -18,6 +18,8 @@ BOUNDED_EVERY: Final = 5
 """In one seed of this number, payloads have a limit."""
 MAPPED_EVERY: Final = 4
 """In one seed of this number, the runners follow the newest version alone."""
+PINNED_EVERY: Final = 6
+"""In one seed of this number, nearly all groups are for one version alone."""
 PAYLOAD_BYTES_MAX: Final = 5_000
 """Room for three groups at once, of six."""
 MODES: Final[tuple[OnUpdate, ...]] = ("continue", "restart", "finish", "keep")
@@ -32,6 +34,7 @@ def run(seed: int) -> RolloutWorld:
         poisoned=poisoned,
         on_update=MODES[seed % len(MODES)],
         payload_bytes_max=0 if seed % BOUNDED_EVERY else PAYLOAD_BYTES_MAX,
+        chances=Chances() if seed % PINNED_EVERY else Chances(pinned=0.8),
         # Of each mode some.
         are_mapped=seed // len(MODES) % MAPPED_EVERY == 0,
     )

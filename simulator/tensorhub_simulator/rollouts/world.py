@@ -70,6 +70,7 @@ from tensorhub_rollout.core.leader_events import (
     SendAssign,
     StoreEnd,
     StoreTokens,
+    VersionsSeen,
     Want,
     Withdraw,
 )
@@ -215,6 +216,7 @@ class RolloutWorld:
         self._makers: dict[tuple[RequestId, int], tuple[RunnerProcess, int, int]] = {}
         """Who has the token of a request at a place: the runner, its life, and how often it had been stopped."""
         self._cut_until = self._stored_at = self._seen_at = 0.0
+        self._seen: VersionsSeen | None = None
         self._lost: set[tuple[str, int]] = set()
         """Runners with their lives that a leader has ever taken for lost."""
         self._groups_left, self._poisoned = groups, poisoned
@@ -811,8 +813,11 @@ class RolloutWorld:
         return [each.loaded for each in self.runners if each.is_up and each.loaded is not None and not each.is_loading]
 
     def _tell_versions(self) -> None:
-        """Have each manager see the versions as they are now, one after the other."""
+        """Have each manager see the versions as they are now, one after the other, where they have changed."""
         seen = self.hub.seen(self._loaded())
+        if seen == self._seen:
+            return
+        self._seen = seen
         self._seen_at = max(self._seen_at + 1e-6, self.agenda.now + self.random.uniform(0.001, 0.05))
         for manager in self.managers:
             self._later(manager, self._seen_at - self.agenda.now, partial(self._tell_leader, manager, seen))

@@ -1048,6 +1048,8 @@ class Leader:
             if placement.state is not AttemptState.COMPLETE:
                 placement.move(AttemptTransition.LOST)
                 self._over(placement, f"{instance.runner} was lost: {reason}", is_blamed=placement in blamed)
+        # It may have been the last with its version.
+        self._end_unreachable(instance.model)
 
     def _blamed(self, lost: list[Placement]) -> list[Placement]:
         """Return the attempt that may have cost the instance, if it is one alone.

@@ -391,12 +391,13 @@ def pinned(
     holding: int | None,
     gather_s: float = 0.0,
     available: tuple[int, ...] = (),
+    requests: int = 1,
 ) -> Leader:
-    """Return a leader whose one request is for a version alone, with one runner that has `holding`."""
+    """Return a leader whose requests are for a version alone, with one runner that has `holding`."""
     state = RolloutState("job")
     fold(state, 1, Lead(1, "m"))
     fold(state, 2, Attach("main", "policy", 0, "n"))
-    group = GroupSubmitted("p", "a" * 64, 1, 1, 4, version=version)
+    group = GroupSubmitted("p", "a" * 64, requests, 1, 4, version=version)
     fold(state, 3, Submit(SdkSender(2, 1), (group,), Payload("b" * 64, 1)))
     made = Leader(state, LOG, LeaderLimits(gather_s=gather_s), 0.0)
     made.handle(VersionsSeen("policy", PublishedVersions(1, published), frozenset(available)), 0.0)
@@ -459,6 +460,15 @@ def test_a_version_that_is_being_loaded_counts_as_there_also_where_its_source_ha
     holds(leader, None, 0.3, keeps_versions=True)
     assert errors(leader.handle(VersionsSeen("policy", PublishedVersions(2, (1, 2)), frozenset({2})), 0.4)) == []
     assert errors(holds(leader, 2, 0.5, keeps_versions=True)) == [GONE], "it could not be loaded"
+
+
+def test_what_waits_for_a_version_fails_where_the_last_instance_is_lost_with_it() -> None:
+    leader = pinned(1, published=(1, 2), holding=1, requests=2)
+    leader.handle(Tick(), 0.1)
+    leader.handle(Place(REQUEST, RUNNER), 0.1)
+    lost = [*leader.handle(Tick(), 0.3), *leader.handle(Tick(), 0.5), *leader.handle(Tick(), 0.7)]
+    assert [each.runner for each in lost if isinstance(each, InstanceLost)] == [RUNNER]
+    assert errors(lost) == [GONE, GONE], "the one that was placed there, and the one that waited for it"
 
 
 def test_what_is_for_a_version_that_the_trainer_has_gone_back_behind_fails_at_once() -> None:
