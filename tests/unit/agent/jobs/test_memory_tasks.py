@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.core.effects import Digested, DigestMemory, Duplicated, Probed, ProbeMapping
@@ -11,7 +12,7 @@ from tensorhub_agent.devices.region import DeviceRegion
 from tensorhub_agent.jobs.memory_tasks import MemoryTasks, blank
 from tensorhub_agent.primitives.digests import piece_digest
 from tensorhub_agent.primitives.ids import ShardKey
-from tensorhub_common.layout.layout import TensorEntry, layout_of, pieces, placements, segment_bytes
+from tensorhub_common.layout.layout import Layout, TensorEntry, layout_of, pieces, placements, segment_bytes
 from tensorhub_common.layout.parts import Part, padding
 
 KEY, GONE = ShardKey("policy", "engine", 0), ShardKey("policy", "engine", 1)
@@ -64,16 +65,35 @@ class Filling:
 BASE = 1 << 40
 
 
-def test_padding_in_the_memory_of_a_gpu_becomes_zero_run_by_run() -> None:
-    on_host, on_device = (bytearray(b"\xff" * (64 + segment_bytes(LAYOUT))) for _ in range(2))
+ENDS = TensorEntry(
+    "x",
+    "int16",
+    2,
+    (5,),
+    (5,),
+    (0,),
+    (padding((0,), (1,)), Part("v", (3,), (0,), (3,), (1,), (3,)), padding((4,), (1,))),
+)
+BEHIND = layout_of([TensorEntry("w", "int16", 2, (7,), (7,), (0,)), ENDS])
+"""A tensor that begins and ends with padding, behind one that has none."""
+
+
+@pytest.mark.parametrize(
+    ("layout", "name", "runs"), [(LAYOUT, "e", [(6, 2), (14, 2), (22, 10)]), (BEHIND, "x", [(0, 2), (8, 2)])]
+)
+def test_padding_in_the_memory_of_a_gpu_becomes_zero_run_by_run(
+    layout: Layout, name: str, runs: list[tuple[int, int]]
+) -> None:
+    """What touches is one run."""
+    on_host, on_device = (bytearray(b"\xff" * (64 + segment_bytes(layout))) for _ in range(2))
     device: Any = Filling(on_device)
     memory: Any = SimpleNamespace(address=BASE, readonly=False)
-    blank(memoryview(on_host)[64:], LAYOUT)
-    blank(DeviceRegion(device, memory, 64, segment_bytes(LAYOUT)), LAYOUT)
+    blank(memoryview(on_host)[64:], layout)
+    blank(DeviceRegion(device, memory, 64, segment_bytes(layout)), layout)
     assert (device.is_waited, device.is_closed) == (True, True)
     assert on_device == on_host
-    at = 64 + AT["e"]
-    assert device.fills == [(at + 6, 2), (at + 14, 2), (at + 22, 10)], "what touches is one run"
+    at = dict(zip((entry.name for entry in layout.tensors), placements(layout), strict=True))[name]
+    assert device.fills == [(64 + at + begin, nbytes) for begin, nbytes in runs]
 
 
 class Job:
