@@ -230,15 +230,16 @@ class Leader:
         self.fleet.note_connection(is_connected=event.is_connected)
 
     def _versions_seen(self, event: VersionsSeen) -> None:
-        known = self.versions.get(event.model, _NO_VERSIONS).published
+        known = self.versions.get(event.model, _NO_VERSIONS)
         self.versions[event.model], self._hub[event.model] = event.versions, event
         newest = max(event.versions.published, default=-1)
-        if newest > max(known, default=-1):
+        if newest > max(known.published, default=-1):
             self._steps[event.model] = self._steps.get(event.model, 0) + 1
             meter = self.meter(event.model)
             meter.see_fleet(self.fleet.remote_of(event.model))
             meter.end(newest, self._now)
-        self._restart_retired(event.model)
+        if event.versions.retired != known.retired:
+            self._restart_retired(event.model)
         self._end_unreachable(event.model)
 
     def _room_seen(self, event: RoomSeen) -> None:
@@ -725,7 +726,7 @@ class Leader:
         `among`: of these pinned requests alone. A submission of thousands is judged one by one.
         """
         pinned, hub = self.pinned.versions, self._hub.get(model)
-        if not pinned or not self.fleet.has_gathered or hub is None or not hub.versions.published:
+        if not pinned or not self.fleet.has_gathered or hub is None:
             return
         instances = self.fleet.of_model(model)
         # By version, and not by request: what the hub has changes with each instance that changes its version.

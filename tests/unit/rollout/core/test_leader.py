@@ -477,6 +477,10 @@ def test_what_is_for_a_version_that_the_trainer_has_gone_back_behind_fails_at_on
     rewound = leader.handle(VersionsSeen("policy", PublishedVersions(2, (1,), ((2, 2),)), frozenset({1})), 0.2)
     assert errors(rewound) == ["it was for version 2 alone, which the trainer has gone back behind"]
     assert leader.view("policy").demand == {}
+    leader = pinned(2, published=(2,), holding=2, available=(2,))
+    leader.handle(Tick(), 0.1)
+    nothing_left = leader.handle(VersionsSeen("policy", PublishedVersions(2, (), ((1, 2),)), frozenset()), 0.2)
+    assert errors(nothing_left) == ["it was for version 2 alone, which the trainer has gone back behind"]
 
 
 def test_where_instances_follow_the_newest_version_alone_what_is_for_an_older_one_fails() -> None:
