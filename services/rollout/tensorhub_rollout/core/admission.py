@@ -48,11 +48,6 @@ class Admission:
         self._judge()
         return True
 
-    def note_begun(self, group: GroupId) -> None:
-        """Count a group that has begun elsewhere, whether there is room for it or not."""
-        if self.payload_bytes_max:
-            self._reserve(group)
-
     def _reserve(self, at: GroupId) -> None:
         if at not in self.begun:
             self.begun.add(at)

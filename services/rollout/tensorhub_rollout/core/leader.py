@@ -854,7 +854,6 @@ class Leader:
         )
         placement.move(AttemptTransition.ADOPTED)
         request.placement = self.placements[held.attempt] = placement
-        self.admission.note_begun(self._group_of(held.request))
         request.unforgotten.pop(held.attempt, None)
         self.waiting.discard(held.request)
         self.instances[runner].attempts.add(held.attempt)
