@@ -198,8 +198,10 @@ def main() -> None:
             for process in processes:
                 process.join()
         finally:
+            # All of them before any is waited for: a rank that lives longer would say that it misses the others.
             for process in processes:
                 process.kill()
+            for process in processes:
                 process.join()
 
 

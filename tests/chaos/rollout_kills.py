@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 import torch
@@ -214,6 +214,7 @@ async def rollout_job(
     step_s: float = 0.005,
     nats_nodes: int = 1,
     commands: ServiceCommands | None = None,
+    trainer_install: Literal["in-place", "staged"] = "in-place",
     **settings: str,
 ) -> AsyncIterator[RolloutJob]:
     """Bring a hub up with runners of fake engines, and publish version 1."""
@@ -227,7 +228,7 @@ async def rollout_job(
         ) as hub,
         await hub.connect("default") as trainer,
     ):
-        weights = await trainer.register(MODEL, {WEIGHT: torch.ones(16)}, replica="trainer")
+        weights = await trainer.register(MODEL, {WEIGHT: torch.ones(16)}, replica="trainer", install=trainer_install)
         await weights.publish(1)
         verdict = Verdict(tokens_max, is_exact="FAKE_LENGTH_MEAN" not in settings)
         yield RolloutJob(hub, "default", trainer, weights, verdict)

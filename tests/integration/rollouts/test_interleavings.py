@@ -46,6 +46,13 @@ def child_of(job: RolloutJob, runner: str) -> int:
     return child
 
 
+async def until_versions(rollouts: tensorhub.AsyncRollouts, version: int) -> None:
+    """Wait until all instances have a version."""
+    await until_answer(
+        rollouts.status, lambda found: {each.version for each in found.instances} == {version}, f"all have {version}"
+    )
+
+
 async def until_moved_from(rollouts: tensorhub.AsyncRollouts, runner: str) -> None:
     """Wait until a runner is taken for lost, and all of its requests are placed elsewhere."""
     await until_answer(
@@ -211,6 +218,12 @@ async def test_versions_that_come_faster_than_prompts_are_computed_stop_no_respo
         taking = asyncio.create_task(job.take_all(rollouts))
         while not taking.done():
             newest = await job.publish()
+            # A version that goes before any engine has it is none that they would have to load.
+            await until_answer(
+                rollouts.status,
+                lambda found: taking.done() or job.version in {each.version for each in found.instances},
+                "an engine has the newest version",
+            )
         await taking
         assert newest > 10
         assert any(len(set(each.versions)) > 2 for each in job.received.values())
@@ -219,8 +232,17 @@ async def test_versions_that_come_faster_than_prompts_are_computed_stop_no_respo
 
 @pytest.mark.parametrize("install", ["staged", "mapped"])
 async def test_a_trainer_overwrites_what_endless_responses_are_to_be_finished_on(tmp_path: Path, install: str) -> None:
-    """Its `unpublish` waits for no response, whatever `on_update` says; a mapped engine goes on with the next one."""
-    async with rollout_job(tmp_path, managers=1, step_s=STEP_S, TENSORHUB_RUNNER_INSTALL=install) as job:
+    """Its `unpublish` waits for no response, whatever `on_update` says; a mapped engine goes on with the next one.
+
+    Where engines map what the trainer has, it has two memories, and waits for engines that are two versions behind.
+    """
+    async with rollout_job(
+        tmp_path,
+        managers=1,
+        step_s=STEP_S,
+        trainer_install="staged" if install == "mapped" else "in-place",
+        TENSORHUB_RUNNER_INSTALL=install,
+    ) as job:
         rollouts = await job.attach(on_update="finish", sampling=Sampling(max_tokens=ENDLESS, seed=SEED))
         await job.until_serving(rollouts, 3)
         groups = await job.submit(rollouts, 3)
@@ -228,13 +250,13 @@ async def test_a_trainer_overwrites_what_endless_responses_are_to_be_finished_on
         for _ in range(3):
             # It raises `DrainTimeout` where it would have to wait.
             newest = await job.publish()
+            if install == "mapped":
+                await until_versions(rollouts, newest)
         busy = {each.runner: each.version for each in (await rollouts.status()).instances if each.executing}
         if install == "staged":
             assert set(busy.values()) == {1}
         await rollouts.cancel(groups)
-        await until_answer(
-            rollouts.status, lambda found: {each.version for each in found.instances} == {newest}, "all have the newest"
-        )
+        await until_versions(rollouts, newest)
         async for batch in rollouts.batches(1, wait_s=WAIT_S):
             assert {each.finish_reason for each in batch.responses} == {"cancelled"}
             await batch.done()
@@ -300,7 +322,9 @@ async def test_while_nats_is_gone_nothing_is_assigned_again(tmp_path: Path, stop
 
 def lost_in(job: RolloutJob) -> list[str]:
     """Return what the managers have said of runners that they took for lost."""
-    said = [line for name in ("rollout-0", "rollout-1") for line in job.hub.log(name).splitlines()]
+    managers = sorted(path.stem for path in (job.hub.directory / "logs").glob("rollout-*.log"))
+    said = [line for name in managers for line in job.hub.log(name).splitlines()]
+    assert said, "a manager says at least that it leads"
     return [line for line in said if "an instance is lost" in line]
 
 
@@ -323,7 +347,7 @@ async def test_a_prompt_that_kills_each_engine_fails_alone(tmp_path: Path) -> No
         job.check()
 
 
-async def test_after_a_notice_requests_go_on_elsewhere_and_no_token_is_made_twice(tmp_path: Path) -> None:
+async def test_after_a_notice_requests_go_on_elsewhere_and_make_one_token_again_at_most(tmp_path: Path) -> None:
     """What the machine that goes away has made is taken along, and nothing new begins there."""
 
     async def attempt(number: int) -> None:
@@ -348,7 +372,8 @@ async def test_after_a_notice_requests_go_on_elsewhere_and_no_token_is_made_twic
             records = job.records()
             if lost_in(job):
                 raise Missed
-            assert not repeats(records)
+            # A step that is under way when the engine is told to leave an attempt makes a token that nobody takes.
+            assert {repeats(records[records["seed"] == seed]) for seed in np.unique(records["seed"])} <= {0, 1}
             assert not len(records[(records["pid"] == pid) & (records["at"] > drained_at)])
             assert any({A, B} <= {run.instance for run in each.runs} for each in job.received.values())
 
