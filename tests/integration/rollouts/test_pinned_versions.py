@@ -101,7 +101,7 @@ async def test_an_instance_keeps_a_version_that_its_trainer_has_overwritten_unti
         await rollouts.submit([Prompt([1, 9], id="late")], version=1, group_size=1)
         (late,) = (await taken(rollouts, 1))["late"]
         assert late.finish_reason == "failed"
-        gone = "it was for version 1 alone, which no instance holds: the newest is {}, and no replica has it any more"
+        gone = "it was for version 1 alone, which no instance holds: the newest is {}, and the hub does not have it"
         assert str(late.error).startswith(gone.format(newest))
 
 

@@ -213,7 +213,10 @@ async def test_a_version_that_is_gone_fails_what_was_for_it_alone(job: RolloutJo
     await rollouts.submit([Prompt([1], id="there")], version=1)
     found = {each.group: each for each in await all_of(rollouts)}
     assert found["there"].finish_reason in {"stop", "length"}
-    assert found["gone"].error == "it was for version 0 alone, which no instance holds: the newest is 1"
+    assert found["gone"].error == (
+        "it was for version 0 alone, which no instance holds: the newest is 1, and the hub does not have it "
+        "(`retain` or `pin` keeps a version)"
+    )
     await rollouts.close()
 
 

@@ -62,7 +62,7 @@ def why_gone(
         return None
     why = f"it was for version {version} alone, which no instance holds: the newest is {newest}, and "
     if version not in available:
-        return why + "no replica has it any more (`retain` or `pin` keeps a version)"
+        return why + "the hub does not have it (`retain` or `pin` keeps a version)"
     if instances and not any(each.keeps_versions for each in instances):
         return why + "these instances follow the newest one alone"
     return None

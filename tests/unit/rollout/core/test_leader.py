@@ -418,7 +418,7 @@ def errors(effects: list[LeaderEffect]) -> list[str | None]:
 
 
 GONE = (
-    "it was for version 1 alone, which no instance holds: the newest is 2, and no replica has it any more "
+    "it was for version 1 alone, which no instance holds: the newest is 2, and the hub does not have it "
     "(`retain` or `pin` keeps a version)"
 )
 
