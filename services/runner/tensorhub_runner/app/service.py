@@ -52,7 +52,7 @@ class RunnerService:
         loaded = await asyncio.to_thread(load_engine, settings)
         limits = RunnerLimits(slots=loaded.engine.capacity.slots)
         incarnation = time.time_ns() // 1_000_000
-        # A mapped replica lets go of a version as soon as its trainer drains.
+        # A mapped engine shows memory of its trainer, which it would keep from being overwritten.
         keeps_versions = settings.runner_install != "mapped"
         core = Runner(
             self.id, settings.runner_hub_model, incarnation, limits, time.monotonic(), keeps_versions=keeps_versions
