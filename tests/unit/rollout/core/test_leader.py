@@ -379,6 +379,12 @@ def test_groups_begin_one_by_one_until_payloads_have_no_room_and_what_has_begun_
     assert placed == {2, 1}
     assert [of.index for of in leader.view("policy").waiting] == [3]
     assert not leader.is_full()
+    # There is more room, and before the next look a submission takes it.
+    leader.handle(RoomSeen(200), 0.1)
+    assert [of.index for of in leader.view("policy").waiting] == [3, 4, 5]
+    fold(state, 5, Submit(SdkSender(2, 2), (GroupSubmitted("s", "a" * 64, 1, 1, 4),), Payload("d" * 64, 80)))
+    leader.handle(Place(RequestId(3, 4), RUNNER), 0.1)
+    assert leader.requests[RequestId(3, 4)].placement is None
     # An operator takes the limit away.
     leader.handle(RoomSeen(0), 0.1)
     assert [of.index for of in leader.view("policy").waiting] == [3, 4, 5]

@@ -55,6 +55,19 @@ def test_a_request_of_one_version_goes_where_that_is_and_others_do_not_wait_for_
     assert placed == [(first, "old"), (other, "new")], "old has room for one, and the second waits for it"
 
 
+def test_an_instance_that_keeps_an_older_version_takes_what_is_for_that_alone_and_the_others_do_not_stop_it() -> None:
+    other, old = waiting = requests(2)
+    kept = InstanceView("kept", 8, (), (), version=1, version_wanted=1)
+    full = InstanceView("full", 4, requests(3), requests(3), version=2)
+    view = FleetView(waiting, (kept, full), 2, pinned={old: 1}, newest=2)
+    assert [(each.request, each.runner) for each in balance(view, LIMITS, {}) if isinstance(each, PlaceAction)] == [
+        (old, "kept")
+    ]
+    assert balance(FleetView((), (kept, full), 2, newest=2), LIMITS, {}) == (), "nor does any move there"
+    newest = FleetView((other,), (kept,), 2, newest=1)
+    assert len(balance(newest, LIMITS, {})) == 1, "the newest version is for all"
+
+
 def test_a_request_of_one_version_does_not_move_to_another() -> None:
     most = InstanceView("most", 2, requests(3), requests(2), version=1)
     idle = InstanceView("idle", 8, (), (), version=2)
