@@ -21,6 +21,7 @@ import psutil
 from benchmarks.processor import used_s
 from benchmarks.rollouts.http_engines import LOGPROB, MODEL
 from benchmarks.side_by_side.environments import prepare
+from benchmarks.side_by_side.perftest import free_port
 
 READY_S: Final = 60.0
 SETTLE_S: Final = 2.0
@@ -131,7 +132,7 @@ async def _router(module: str, ports: list[int]) -> AsyncIterator[tuple[int, lis
         yield 0, []
         return
     environment = await prepare("routers")
-    port, metrics = _free_ports()
+    port, metrics = free_port(), free_port()
     router = await asyncio.create_subprocess_exec(
         environment.python,
         "-m",
@@ -167,15 +168,6 @@ async def _until_served(port: int, router: asyncio.subprocess.Process) -> None:
             pass
         await asyncio.sleep(0.2)
     raise RuntimeError(f"the router did not serve within {READY_S:g} s")
-
-
-def _free_ports() -> tuple[int, int]:
-    import socket  # noqa: PLC0415 (only here)
-
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1]), int(other.getsockname()[1])
 
 
 async def _relayed(name: str, path: str, ports: list[int], pids: list[int], options: argparse.Namespace) -> Relayed:

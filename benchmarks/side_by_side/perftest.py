@@ -54,7 +54,7 @@ class Perftest:
         """Each run ends what it has started."""
 
     async def _pair(self) -> float:
-        port = str(_free_port())
+        port = str(free_port())
         server = await self._start("-p", port)
         try:
             await _listening(int(port))
@@ -93,7 +93,8 @@ def _seconds(out: str, why: str) -> float:
     return float(lines[-1][names.index(LATENCY)]) / 1e6
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port that nothing listens on."""
     with socket.create_server((LISTEN, 0)) as server:
         return int(server.getsockname()[1])
 

@@ -181,7 +181,7 @@ class RolloutWorld:
         self.payload_bytes_max = payload_bytes_max
         """How many bytes payloads may have together; 0: any number. Then the trainer takes whole groups alone."""
         self.are_mapped = are_mapped
-        """Whether runners map what the trainer has: they follow the newest version alone, and nobody loads theirs."""
+        """Whether runners map what the trainer has: they follow the newest version, and none loads from another."""
         self.chances = chances or Chances()
         self.on_update: OnUpdate = on_update
         self.entries: list[AnyEntry] = []

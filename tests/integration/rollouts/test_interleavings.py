@@ -372,7 +372,7 @@ async def test_after_a_notice_requests_go_on_elsewhere_and_make_one_token_again_
             records = job.records()
             if lost_in(job):
                 raise Missed
-            # A step that is under way when the engine is told to leave an attempt makes a token that nobody takes.
+            # A step that is under way when the engine is told to leave an attempt makes a token that is dropped.
             assert {repeats(records[records["seed"] == seed]) for seed in np.unique(records["seed"])} <= {0, 1}
             assert not len(records[(records["pid"] == pid) & (records["at"] > drained_at)])
             assert any({A, B} <= {run.instance for run in each.runs} for each in job.received.values())

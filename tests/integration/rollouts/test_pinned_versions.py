@@ -1,6 +1,6 @@
 """Responses for one version alone, on real processes: an instance loads it, keeps it, and goes on when it may.
 
-Trainers publish, overwrite, unpublish and rewind meanwhile, and wait for nobody.
+Trainers publish, overwrite, unpublish and rewind meanwhile, and wait for no response.
 """
 
 from pathlib import Path
@@ -94,7 +94,9 @@ async def test_an_instance_keeps_a_version_that_its_trainer_has_overwritten_unti
         await until_versions(rollouts, 1, newest)
         await rollouts.submit([Prompt([1, 8], id="short")], version=1, group_size=3, sampling=SHORT)
         short = (await taken(rollouts, 3))["short"]
-        assert {version for each in short for version in each.versions} == {1}, "nobody else has version 1 any more"
+        assert {version for each in short for version in each.versions} == {1}, (
+            "no other replica has version 1 any more"
+        )
         await rollouts.cancel([endless, later])
         await until_versions(rollouts, newest, newest)
         await taken(rollouts, 2)

@@ -1,7 +1,7 @@
 """The instances that one leader has heard of: who is there, who is silent, and how fast each is. Pure.
 
-Invariant: silence counts only while this leader was connected and running, and from when it began to listen. So nobody
-is lost for what the leader could not hear.
+Invariant: silence counts only while this leader was connected and running, and from when it began to listen. So no
+instance is lost for what the leader could not hear.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ class Fleet:
     """All instances of a job."""
 
     def __init__(self, now: float, *, silence_s: float, stall_s: float, gather_s: float) -> None:
-        """Know nobody yet, and begin to listen. The bounds are those of `LeaderLimits`."""
+        """Know no instance yet, and begin to listen. The bounds are those of `LeaderLimits`."""
         self.instances: dict[str, Instance] = {}
         """By runner."""
         self.has_gathered = False
@@ -47,7 +47,7 @@ class Fleet:
         self._listening_since = self._now
 
     def gather(self) -> bool:
-        """End the first window where it is over and nobody's report is missing; tell whether it ended just now."""
+        """End the first window where it is over and no report is missing; tell whether it ended just now."""
         if self.has_gathered or not self._is_connected or self._now < self._gathered_at:
             return False
         self.has_gathered = all(each.has_reported for each in self.instances.values())

@@ -92,7 +92,7 @@ class WeightFollower:
                 await self._shard.replicate(wanted, timeout_s=UPDATE_S_MAX, swap_under=self)
                 return
             except tensorhub.VersionUnavailable as why:
-                # The newest one then, so that this instance is of use until the leader hears of it.
+                # The newest one then, so that this instance is of use until the leader asks for something else.
                 _log.warning("a version that is wanted can't be had", model=self._shard.model, why=str(why))
         if self._shard.version is None:
             await self._shard.replicate("latest", timeout_s=FIRST_S_MAX, swap_under=self)

@@ -56,7 +56,7 @@ def test_it_goes_on_to_the_newest_version_once_nothing_is_open_for_the_older_one
     assert decided(fleet(instance("a", 3, 3), instance("b", 5), demand={None: 4})) == {"a": "newest"}
 
 
-def test_a_version_that_nobody_has_is_not_asked_for_and_one_that_an_instance_has_is_kept() -> None:
+def test_a_version_that_no_replica_has_is_not_asked_for_and_one_that_an_instance_has_is_kept() -> None:
     nowhere = fleet(instance("a", 5), demand={2: 4})
     assert decided(nowhere) == {}
     here = fleet(instance("a", 2), instance("b", 5), demand={2: 4, None: 4})
