@@ -11,7 +11,7 @@ import torch
 from tests.bounds import WAIT_S
 from tests.kit.hubs import RunningHub, new_job
 from tests.kit.tensors import assert_same_bytes, full, shown, write
-from tests.kit.waiting import until_answer
+from tests.kit.waiting import until, until_answer
 from torch import nn
 
 import tensorhub
@@ -174,6 +174,65 @@ async def test_a_kept_view_of_an_older_version_keeps_its_memory(hub: RunningHub)
         assert shown(it.engine) == {2.0}
         assert await it.engine.update() == 3
         await it.engine.release()
+
+
+@pytest.mark.parametrize(
+    "killed", ["", pytest.param("agent-0", marks=pytest.mark.long), pytest.param("agent-1", marks=pytest.mark.long)]
+)
+async def test_an_engine_lets_go_of_the_only_memory_and_maps_the_next_version(hub: RunningHub, killed: str) -> None:
+    """Its publisher waits until then; it asks again where its agent is killed, and the engine's may be."""
+    async with hub.connected() as (here, there):
+        trainer = await here.register("m", full(1), replica="trainer")
+        engine = await engine_at(there)
+
+        def is_asked_back() -> bool:
+            return engine.is_asked_back
+
+        with pytest.raises(ReplicaConflict, match="only a shard with install='mapped'"):
+            trainer.let_go()
+        await trainer.publish(1)
+        assert await engine.replicate() == 1
+        assert not is_asked_back()
+        await assert_not_drained(trainer)
+        assert is_asked_back()
+        if killed:
+            hub.kill(killed)
+        overwriting = asyncio.create_task(overwrite(trainer, 2))
+        await until(is_asked_back, "the publisher waits")
+        assert shown(engine) == {1.0}
+        engine.let_go()
+        assert (engine.version, shown(engine), is_asked_back()) == (None, {0.0}, False)
+        await overwriting
+        assert await engine.replicate(timeout_s=WAIT_S) == engine.version == 2
+        assert (shown(engine), is_asked_back()) == ({2.0}, False)
+        engine.let_go()
+        assert await engine.replicate(timeout_s=WAIT_S) == 2, "it may come back to what is published still"
+        assert shown(engine) == {2.0}
+        engine.let_go()
+        await engine.release()
+
+
+async def test_an_engine_is_not_asked_for_what_its_publisher_can_do_without(hub: RunningHub) -> None:
+    """With two memories the one is asked back that shows the older version, once both are mapped."""
+    async with hub.connected() as (here, there):
+        trainer = await here.register("m", full(1), replica="trainer", install="staged")
+        behind, ahead = [await engine_at(there, name) for name in ("behind", "ahead")]
+        await trainer.publish(1)
+        for engine in (behind, ahead):
+            await engine.replicate()
+        await overwrite(trainer, 2)
+        assert await ahead.update() == 2
+        assert (behind.is_asked_back, ahead.is_asked_back) == (False, False)
+        overwriting = asyncio.create_task(overwrite(trainer, 3))
+        await until(lambda: behind.is_asked_back, "the publisher waits")
+        assert not ahead.is_asked_back
+        behind.let_go()
+        await overwriting
+        assert (shown(ahead), shown(behind)) == ({2.0}, {0.0})
+        for engine in (behind, ahead):
+            assert await engine.update(timeout_s=WAIT_S) == 3
+            assert shown(engine) == {3.0}
+            await engine.release()
 
 
 @pytest.mark.parametrize("ends", ["writes", "is killed", "forks"])

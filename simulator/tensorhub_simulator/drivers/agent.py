@@ -249,9 +249,11 @@ class OneAgent:
         """Begin to release."""
         return self._call(key, CallRelease)
 
-    def read(self, key: ShardKey, want: VersionRequest = "latest", patience: float = 1e9) -> int:
+    def read(
+        self, key: ShardKey, want: VersionRequest = "latest", patience: float = 1e9, *, has_let_go: bool = False
+    ) -> int:
         """Begin to read, with ten seconds to the bound."""
-        return self._call(key, CallRead, want=want, patience=patience)
+        return self._call(key, CallRead, want=want, patience=patience, has_let_go=has_let_go)
 
     def attach(self, key: ShardKey, session: int) -> int:
         """Let another worker come to a shard that stands here."""

@@ -372,6 +372,11 @@ def _last_given_up() -> tuple[Replacement, ...]:
     return ((activation, "_may_be_lost", lambda *_: False),)
 
 
+def _kept_without_weights() -> tuple[Replacement, ...]:
+    """A runner that has let go of its weights keeps what it was to generate."""
+    return ((Runner, "_supersede_all", lambda _: None),)
+
+
 BUGS: Final[Mapping[str, Callable[[], tuple[Replacement, ...]]]] = {
     "older-frame": _older_frame,
     "gap-taken": _gap_taken,
@@ -407,6 +412,7 @@ BUGS: Final[Mapping[str, Callable[[], tuple[Replacement, ...]]]] = {
     "newest-by-default": _newest_by_default,
     "hub-ignored": _hub_ignored,
     "last-given-up": _last_given_up,
+    "kept-without-weights": _kept_without_weights,
 }
 
 

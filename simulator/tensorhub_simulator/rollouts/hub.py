@@ -17,6 +17,8 @@ class Hub:
         """The first and last version that each has retired."""
         self.retained: set[int] = set()
         """Versions of which the hub keeps a copy, once their trainer has gone on."""
+        self.drained: int | None = None
+        """The version whose only memory its trainer is about to overwrite: it can't be had any more."""
         self._model = model
         self._highest = 1
 
@@ -30,6 +32,7 @@ class Hub:
         self._highest += random.choice((1, 1, 3))
         if random.random() < retained:
             self.retained.add(self._highest)
+        self.drained = None
         self._change((*self.versions.published, self._highest), self.versions.retired)
 
     def rewind(self, random: Random) -> bool:
@@ -47,7 +50,8 @@ class Hub:
 
     def available(self, loaded: Iterable[int]) -> frozenset[int]:
         """Return the versions that can be loaded: the newest, what the hub keeps, and what runners have (`loaded`)."""
-        return frozenset({self.newest, *self.retained, *loaded}.intersection(self.versions.published))
+        newest = {self.newest} - {self.drained}
+        return frozenset({*newest, *self.retained, *loaded}.intersection(self.versions.published))
 
     def seen(self, loaded: Iterable[int]) -> VersionsSeen:
         """Return what a manager sees of it."""

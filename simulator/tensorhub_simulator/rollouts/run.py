@@ -17,7 +17,9 @@ POISONED_EVERY: Final = 9
 BOUNDED_EVERY: Final = 5
 """In one seed of this number, payloads have a limit."""
 MAPPED_EVERY: Final = 4
-"""In one seed of this number, the runners follow the newest version alone."""
+"""In one seed of this number, the runners map what the trainer has, and so follow the newest version alone."""
+MEMORIES_MAX: Final = 2
+"""In half of these, the trainer has one memory, which they have to let go of before it is overwritten."""
 PINNED_EVERY: Final = 6
 """In one seed of this number, nearly all groups are for one version alone."""
 PAYLOAD_BYTES_MAX: Final = 5_000
@@ -28,6 +30,8 @@ MODES: Final[tuple[OnUpdate, ...]] = ("continue", "restart", "finish", "keep")
 def run(seed: int) -> RolloutWorld:
     """Run a job to its end. Raises AssertionError where something does not hold."""
     poisoned = int(seed % POISONED_EVERY == 0)
+    round_ = seed // len(MODES)
+    memories = 1 + round_ // MAPPED_EVERY % MEMORIES_MAX if round_ % MAPPED_EVERY == 0 else 0
     world = RolloutWorld(
         seed,
         groups=GROUPS,
@@ -36,7 +40,7 @@ def run(seed: int) -> RolloutWorld:
         payload_bytes_max=0 if seed % BOUNDED_EVERY else PAYLOAD_BYTES_MAX,
         chances=Chances() if seed % PINNED_EVERY else Chances(pinned=0.8),
         # Of each mode some.
-        are_mapped=seed // len(MODES) % MAPPED_EVERY == 0,
+        mapped_memories=memories,
     )
     Faults(world, seed)
     world.run(lambda: world.is_over, END_S)

@@ -126,6 +126,8 @@ NAME: Final = "main"
 STEP_S: Final = 0.02
 LOOK_S: Final = 0.02
 LOAD_S: Final = 0.05
+OVERWRITTEN_S: Final = (0.05, 0.5, 3.0)
+"""How long a trainer takes from the end of a version to the next, where it has one memory."""
 HEARD_S: Final = 1.5
 """Within this a leader that runs has heard what a runner has, though messages get lost."""
 ACTIVATION: Final = ActivationLimits(turn_s=1.0)
@@ -174,14 +176,15 @@ class RolloutWorld:
         poisoned: int = 0,
         on_update: OnUpdate = "continue",
         payload_bytes_max: int = 0,
-        are_mapped: bool = False,
+        mapped_memories: int = 0,
         chances: Chances | None = None,
     ) -> None:
         self.random, self.agenda = Random(seed), Agenda()
         self.payload_bytes_max = payload_bytes_max
         """How many bytes payloads may have together; 0: any number. Then the trainer takes whole groups alone."""
-        self.are_mapped = are_mapped
-        """Whether runners map what the trainer has: they follow the newest version, and none loads from another."""
+        self.mapped_memories = mapped_memories
+        """How many memories the trainer has, where runners map them: they have to let go of an only one first. 0: each
+        runner has its own."""
         self.chances = chances or Chances()
         self.on_update: OnUpdate = on_update
         self.entries: list[AnyEntry] = []
@@ -534,7 +537,7 @@ class RolloutWorld:
             )
 
         # A poisoned one fails for itself, and mapped runners load no older version.
-        is_kept = version in self.hub.retained and of not in self.poisoned and not self.are_mapped
+        is_kept = version in self.hub.retained and of not in self.poisoned and not self.mapped_memories
         assert not is_kept, f"{of} fails, and the hub has version {version}"
 
     def _check_told(self, manager: ManagerProcess, runner: RunnerProcess, result: HeartbeatResult) -> None:
@@ -594,7 +597,7 @@ class RolloutWorld:
             runner.incarnation,
             RunnerLimits(slots=4, held_max=12),
             self.agenda.now,
-            keeps_versions=not self.are_mapped,
+            keeps_versions=not self.mapped_memories,
         )
         runner.engine, runner.cached, runner.prefills = {}, {}, {}
         runner.loaded, runner.staged, runner.is_loading = None, None, False
@@ -671,7 +674,11 @@ class RolloutWorld:
         assert core is not None
         newest, wanted = self.hub.newest, core.version_wanted
         version = newest if wanted is None or wanted not in self.hub.available(self._loaded()) else wanted
-        if not runner.is_loading and runner.staged is None and runner.loaded != version:
+        if version == self.hub.drained:
+            runner.staged = None
+            if runner.loaded == version and not runner.is_loading:
+                self._let_go(runner)
+        elif not runner.is_loading and runner.staged is None and runner.loaded != version:
             # It is beside the engine's, and takes its place as soon as that may be, whatever is wanted by then.
             runner.staged = version
             self._tell_runner(runner, LoadWanted())
@@ -759,7 +766,9 @@ class RolloutWorld:
             if held.finished is None or held.finished.reason != "superseded" or attempt in self._superseded:
                 continue
             self._superseded.add(attempt)
-            assert core.version is not None
+            if core.version is None:
+                assert not core.is_changing
+                continue
             newer = sum(each > core.version for each in core.versions.published)
             if self.pinned.get(held.assign.request, core.version) != core.version:
                 continue
@@ -796,8 +805,29 @@ class RolloutWorld:
         self._tell_versions()
         self._later(runner, LOAD_S, loaded)
 
+    def _let_go(self, runner: RunnerProcess) -> None:
+        """Its trainer waits for the memory that it shows; it has no weights until the next version comes."""
+        self._tell_runner(runner, WeightsChanging())
+        runner.loaded = None
+        self._tell_runner(runner, WeightsLoaded(None))
+
     def publish(self) -> None:
-        """Publish the next version."""
+        """Publish the next version. A trainer with one memory that is mapped waits until it is free."""
+        if self.mapped_memories != 1:
+            self._publish()
+        elif self.hub.drained is None:
+            self.hub.drained = self.hub.newest
+            self._tell_versions()
+            self.agenda.after(self.random.choice(OVERWRITTEN_S), self._publish_when_free)
+
+    def _publish_when_free(self) -> None:
+        shown = [each.loaded for each in self.runners if each.is_up]
+        if self.hub.drained in shown or any(each.is_loading for each in self.runners if each.is_up):
+            self.agenda.after(STEP_S, self._publish_when_free)
+        else:
+            self._publish()
+
+    def _publish(self) -> None:
         self.hub.publish(self.random, self.chances.retained)
         self._tell_versions()
 
@@ -808,7 +838,7 @@ class RolloutWorld:
 
     def _loaded(self) -> list[int]:
         """Return what can be loaded from runners. A version that is being loaded stays until it is."""
-        if self.are_mapped:
+        if self.mapped_memories:
             return []
         return [each.loaded for each in self.runners if each.is_up and each.loaded is not None and not each.is_loading]
 

@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -230,17 +231,21 @@ async def test_versions_that_come_faster_than_prompts_are_computed_stop_no_respo
         job.check()
 
 
-@pytest.mark.parametrize("install", ["staged", "mapped"])
-async def test_a_trainer_overwrites_what_endless_responses_are_to_be_finished_on(tmp_path: Path, install: str) -> None:
+@pytest.mark.parametrize(
+    ("install", "trainer_install"), [("staged", "in-place"), ("mapped", "staged"), ("mapped", "in-place")]
+)
+async def test_a_trainer_overwrites_what_endless_responses_are_to_be_finished_on(
+    tmp_path: Path, install: str, trainer_install: Literal["in-place", "staged"]
+) -> None:
     """Its `unpublish` waits for no response, whatever `on_update` says; a mapped engine goes on with the next one.
 
-    Where engines map what the trainer has, it has two memories, and waits for engines that are two versions behind.
+    Engines that map the trainer's only memory let go of it. With two memories it waits for none.
     """
     async with rollout_job(
         tmp_path,
         managers=1,
         step_s=STEP_S,
-        trainer_install="staged" if install == "mapped" else "in-place",
+        trainer_install=trainer_install,
         TENSORHUB_RUNNER_INSTALL=install,
     ) as job:
         rollouts = await job.attach(on_update="finish", sampling=Sampling(max_tokens=ENDLESS, seed=SEED))
@@ -252,6 +257,7 @@ async def test_a_trainer_overwrites_what_endless_responses_are_to_be_finished_on
             newest = await job.publish()
             if install == "mapped":
                 await until_versions(rollouts, newest)
+                await job.until_tokens(rollouts)
         busy = {each.runner: each.version for each in (await rollouts.status()).instances if each.executing}
         if install == "staged":
             assert set(busy.values()) == {1}
@@ -260,6 +266,23 @@ async def test_a_trainer_overwrites_what_endless_responses_are_to_be_finished_on
         async for batch in rollouts.batches(1, wait_s=WAIT_S):
             assert {each.finish_reason for each in batch.responses} == {"cancelled"}
             await batch.done()
+
+
+async def test_mapped_engines_make_no_token_while_the_only_memory_is_overwritten(tmp_path: Path) -> None:
+    """Each publication takes the weights from all of them. What they made stays, and each response comes once."""
+    async with rollout_job(
+        tmp_path, managers=1, tokens_max=LONG // 2, step_s=STEP_S, TENSORHUB_RUNNER_INSTALL="mapped"
+    ) as job:
+        rollouts = await job.attach()
+        await job.until_serving(rollouts, 3)
+        await job.submit(rollouts, 6)
+        taking = asyncio.create_task(job.take_all(rollouts))
+        for _ in range(4):
+            await job.until_tokens(rollouts)
+            await until_versions(rollouts, await job.publish())
+        await taking
+        assert any(len(set(each.versions)) > 2 for each in job.received.values())
+        job.check()
 
 
 @pytest.mark.parametrize("struck", [(), ("rollout-0",)], ids=["", "leader-killed"])

@@ -8,7 +8,8 @@ a version that is unpublished, the agent copies it into the other memory, and th
 The tensors of a `Mapped` shard show the memory of a holder on this host and can't be written. Nothing is copied. The
 agent hands over a read-only descriptor whose open file description carries a shared lock. The mapping keeps that
 description, so the lock is held exactly as long as the memory is mapped: by this process, also after the end of its
-agents, and by children that it forks. While the lock is held, the holder overwrites nothing there.
+agents, and by children that it forks. While the lock is held, the holder overwrites nothing there. A holder that has to
+wait says so by a lock of its own, and an engine that can do without weights for a moment lets go of them.
 
 Invariants:
 - All tensors of a staged shard show one memory, except in the moment of the swap. The agent may write the other one. So
@@ -21,10 +22,13 @@ Invariants:
 
 import os
 import threading
+import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from tensorhub._tensors.description import bind, rebind
 from tensorhub._tensors.segment_mapping import map_readonly, map_segment, populate, private_memory, tensors_at
+from tensorhub_common.runtime import segment_locks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -120,8 +124,13 @@ class Mapped:
         self._layout = described.layout
         self.tensors = bind(described, private_memory(described.layout))
         self.version: int | None = None
+        self.has_let_go = False
+        """Whether the tensors show nothing since they showed a version."""
         self._described = described.without_values()
         self._swapping = threading.Lock()
+        self._shown_fd: int | None = None
+        """The segment that is shown, by a description that has no lock."""
+        self._close_shown: Callable[[], object] = lambda: None
 
     @property
     def is_due(self) -> bool:
@@ -137,7 +146,25 @@ class Mapped:
             fd, version = lent
             try:
                 memory = map_readonly(fd, self._layout)
+                shown_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
             finally:
                 os.close(fd)
+            self._close_shown()
+            self._shown_fd, self._close_shown = shown_fd, weakref.finalize(self, os.close, shown_fd)
             rebind(self._described, self.tensors, tensors_at(self._layout, memory))
-            self.version = version
+            self.version, self.has_let_go = version, False
+
+    @property
+    def is_asked_back(self) -> bool:
+        """Whether the holder of what is shown waits until nobody maps it."""
+        with self._swapping:
+            return self._shown_fd is not None and segment_locks.is_asked_back(self._shown_fd)
+
+    def let_go(self) -> None:
+        """Let the tensors show zeros in private memory, as before the first read."""
+        with self._swapping:
+            if self.version is None:
+                return
+            rebind(self._described, self.tensors, tensors_at(self._layout, private_memory(self._layout)))
+            self._close_shown()
+            self.version, self.has_let_go, self._shown_fd = None, True, None

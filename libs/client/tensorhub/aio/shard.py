@@ -11,7 +11,7 @@ memory may still be written; until then further calls on the shard raise `Replic
 
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import msgspec
 
@@ -90,6 +90,7 @@ class AsyncShard(NotCopyable):
         self._attachment = attachment
         self._on_release = on_release
         self._swaps = swaps
+        self._mapped = cast("Mapped", swaps) if attachment.spec.is_mapped else None
         self._copy = copy
         self._devices = devices
         self._standing = standing
@@ -131,6 +132,11 @@ class AsyncShard(NotCopyable):
         if self._copy is not None:
             return self._copy.version
         return self._attachment.version if self._swaps is None else self._swaps.version
+
+    @property
+    def is_asked_back(self) -> bool:
+        """Whether the publisher waits for this mapped shard to let go of what it shows; see `let_go`."""
+        return self._mapped is not None and self._mapped.is_asked_back
 
     @property
     def is_new(self) -> bool:
@@ -287,6 +293,25 @@ class AsyncShard(NotCopyable):
         arguments.lock(swap_under, is_async=True)
         async with self._swapping(swap_under):
             return await self._fetch_newer(wait_s, timeout_s, on_progress)
+
+    def let_go(self) -> None:
+        """Stop showing the publisher's memory, so that it may be overwritten: a mapped shard's tensors are zeros then.
+
+        They show zeros until the next `replicate` or `update` brings a version. An engine that calls this computes
+        nothing meanwhile. Views and arrays of the tensors still map the memory: drop them too.
+
+        Examples:
+            >>> if shard.is_asked_back:
+            ...     shard.let_go()
+
+        Raises:
+            ReplicaConflict: The shard is not mapped, so nobody waits for it.
+        """
+        if self._mapped is None:
+            raise ReplicaConflict(
+                f"{self._attachment.spec.where} shows memory of its own: only a shard with install='mapped' lets go"
+            )
+        self._mapped.let_go()
 
     async def release(self, *, timeout_s: float = 60) -> None:
         """Drain the shard, then free it. A second call does nothing.
@@ -476,7 +501,8 @@ class AsyncShard(NotCopyable):
             await self._settled(self._queued())
         shown = getattr(self._swaps, "shown", None)
         with self._session.tracing.call(name, self._attachment) as call:
-            asked = msgspec.structs.replace(asked, segment=shown, traceparent=call.traceparent)
+            has_let_go = self._mapped is not None and self._mapped.has_let_go
+            asked = msgspec.structs.replace(asked, segment=shown, has_let_go=has_let_go, traceparent=call.traceparent)
             try:
                 done = await self._session.ask(self._attachment, ReadRequest(asked), timeout_s, on_progress)
             except VersionUnavailable as error:

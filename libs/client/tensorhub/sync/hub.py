@@ -82,6 +82,11 @@ class Shard(NotCopyable):
         return self._twin.version
 
     @property
+    def is_asked_back(self) -> bool:
+        """Whether the publisher waits for this mapped shard to let go of what it shows; see `let_go`."""
+        return self._twin.is_asked_back
+
+    @property
     def is_new(self) -> bool:
         """Whether `register` brought it, rather than came back to it."""
         return self._twin.is_new
@@ -207,6 +212,10 @@ class Shard(NotCopyable):
 
     release = blocking(AsyncShard.release)
     """Drain the shard, then free it; see `AsyncShard.release`."""
+
+    def let_go(self) -> None:
+        """Stop showing the publisher's memory, so that it may be overwritten; see `AsyncShard.let_go`."""
+        self._twin.let_go()
 
     def mark_loaded(self) -> None:
         """Declare that every tensor was written, so that a shard which a failed read left partial may be published."""

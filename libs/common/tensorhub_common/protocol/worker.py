@@ -105,12 +105,14 @@ class ReadCall(ShardCall, frozen=True, kw_only=True, tag="read"):
 
     `traceparent` names the span that is active in the engine, if there is one; the transfer's is linked to it.
     `segment` is which of its segments holds the tensors of a staged shard, so the other one may be written.
+    `has_let_go`: the tensors of a mapped shard show nothing any more, so the shard holds nothing.
     """
 
     want: VersionRequest
     wait_s: float | None = None
     traceparent: str | None = None
     segment: int | None = None
+    has_let_go: bool = False
 
 
 class ReleaseCall(ShardCall, frozen=True, kw_only=True, tag="release"):

@@ -51,6 +51,8 @@ class CallRead(Call, frozen=True, kw_only=True):
 
     want: VersionRequest
     patience: float
+    has_let_go: bool = False
+    """The worker shows no longer what it had mapped."""
 
 
 class CallRelease(Call, frozen=True, kw_only=True):
@@ -137,6 +139,8 @@ class ProbeMapping(Effect, frozen=True):
 
     key: ShardKey
     spare: bool
+    asks_back: bool = False
+    """Who maps it is to see that it is waited for, until a probe finds it free."""
 
 
 class CopyToSpare(Effect, frozen=True):

@@ -312,7 +312,7 @@ class ShardCore:
         self._begin_queued(now)
 
     def worker_mapping_gone(self) -> None:
-        """What a worker had mapped is gone with it, so a mapped shard holds nothing before it says anything else."""
+        """A worker is gone with what it had mapped, or has let go of it: the shard holds nothing from here on."""
         if self.spec.mapped and self.contents.memory is MemoryState.READY:
             self.take_back()
             self.hold(None)

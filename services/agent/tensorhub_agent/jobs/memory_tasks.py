@@ -105,12 +105,14 @@ class MemoryTasks:
         return tuple(dict.fromkeys(table.layout.tensors[table.tensor[number]].name for number in wrong))
 
     def probe(self, effect: ProbeMapping) -> None:
-        """See whether anybody maps a shard's memory."""
+        """See whether anybody maps a shard's memory, and have those who do see whether it is waited for."""
         stored = self._store.shards.get(effect.key)
         if stored is not None:
             segment = stored.spare if effect.spare and stored.spare is not None else stored.segment
             try:
                 lent = segment.is_lent()
+                if effect.asks_back or not lent:
+                    segment.ask_back(is_wanted=lent)
             except OSError:
                 # Without a descriptor it is unknown; it is asked again soon.
                 lent = True

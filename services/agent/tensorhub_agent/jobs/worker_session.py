@@ -319,7 +319,14 @@ def _core_call(frame: ShardCall, number: int, session: int, now: float) -> AnyCa
         case ReadCall():
             wait_s = bound.gives_up_s if frame.wait_s is None else min(max(frame.wait_s, 0.0), bound.gives_up_s)
             want, patience = frame.want, now + wait_s
-            call = CallRead(call=number, session=session, deadline=deadline, want=want, patience=patience)
+            call = CallRead(
+                call=number,
+                session=session,
+                deadline=deadline,
+                want=want,
+                patience=patience,
+                has_let_go=frame.has_let_go,
+            )
         case ReleaseCall():
             call = CallRelease(call=number, session=session, deadline=deadline)
         case _:

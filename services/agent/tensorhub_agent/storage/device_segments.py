@@ -69,6 +69,9 @@ class DeviceSegment:
         """No worker maps it beyond a lease."""
         return False
 
+    def ask_back(self, *, is_wanted: bool) -> None:
+        """Nobody is there to be asked."""
+
     def close(self) -> None:
         """Let go of it; who has it mapped keeps it.
 

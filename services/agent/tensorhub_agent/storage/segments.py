@@ -14,7 +14,6 @@ Invariants:
 import contextlib
 import ctypes
 import errno
-import fcntl
 import mmap
 import os
 import re
@@ -33,6 +32,7 @@ from tensorhub_common.config.settings import InvalidSetting
 from tensorhub_common.errors import MemoryExhausted, TensorHubError
 from tensorhub_common.layout.layout import Layout
 from tensorhub_common.protocol.subjects import check_name
+from tensorhub_common.runtime import segment_locks
 
 SEGMENT_MODE: Final = 0o600
 SEGMENT_SUFFIX: Final = ".seg"
@@ -116,22 +116,25 @@ class Segment:
         Its open file description holds a shared lock, which goes with the description wherever that goes: to other
         processes, and into mappings, which keep it when all descriptors are closed. So `is_lent` is true until the last
         process that maps it has unmapped it or has ended, however, and whatever agents were restarted meanwhile.
+        What is lent is published, so nobody waits for it: a fill that was given up may have asked for it.
         """
+        self.ask_back(is_wanted=False)
         fd = self.open_readonly()
         with _closed_on_error(fd):
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            segment_locks.lend(fd)
         return fd
 
     def is_lent(self) -> bool:
         """Tell whether anybody has a descriptor of `open_lent`, or a mapping of it."""
         fd = self.open_writable()
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+            return segment_locks.is_lent(fd)
         finally:
             os.close(fd)
-        return False
+
+    def ask_back(self, *, is_wanted: bool) -> None:
+        """Have whoever maps it see that it is to be written, or is no more."""
+        segment_locks.ask_back(self.fd, is_wanted=is_wanted)
 
     def _reopen(self, flags: int) -> int:
         # Going through /proc gives an open file description of its own, with its own access mode, also after unlink.

@@ -79,6 +79,8 @@ class RunnerService:
         )
         await link.start()
         self._work.start(follower.run(), "following versions")
+        if settings.runner_install == "mapped":
+            self._work.start(follower.run_let_go(), "letting go of mapped memory")
         asyncio.get_running_loop().add_signal_handler(NOTICE, self._on_notice, link)
         await answer_pings(self._bus, self.id, ROLE)
         async with serving(f"runner {self.id} serves"):

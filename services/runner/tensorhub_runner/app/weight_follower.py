@@ -1,6 +1,7 @@
 """Follows the versions of the engine's model: each comes beside the engine, and is shown between two of its steps. I/O.
 
-It is the newest one, or the one that the leader wants.
+It is the newest one, or the one that the leader wants. A mapped engine shows memory of a trainer. Where the trainer
+waits for that memory, the engine lets go of it, and has no weights until the next version is published.
 
 Invariant: the number and the root that the core hears belong to the bytes that the engine reads from the next step on.
 They come from the hub, and never from the engine.
@@ -28,6 +29,8 @@ FINISH_S_MAX: Final = 3600.0
 """So long new weights wait for responses that end on their version; after it they go on with the new ones."""
 RETRY_S: Final = 0.5
 """The pause after a version could not be had."""
+ASKED_BACK_S: Final = 0.02
+"""So often it is looked whether a trainer waits for what is mapped. It costs one system call."""
 
 TRY_AGAIN: Final = (
     tensorhub.AgentUnavailable,
@@ -98,6 +101,21 @@ class WeightFollower:
             await self._shard.replicate("latest", timeout_s=FIRST_S_MAX, swap_under=self)
         else:
             await self._shard.update(UPDATE_WAIT_S, timeout_s=UPDATE_S_MAX, swap_under=self)
+
+    async def run_let_go(self) -> NoReturn:
+        """Let go of mapped memory whenever its trainer waits for it."""
+        while True:
+            await asyncio.sleep(ASKED_BACK_S)
+            if not self._shard.is_asked_back:
+                continue
+            async with self._thread.between_steps:
+                # A newer version may have taken its place meanwhile.
+                if self._shard.is_asked_back:
+                    self._tell(WeightsChanging())
+                    self._shard.let_go()
+                    # Views that the engine keeps map the memory too.
+                    await self._thread.weights_changed()
+                    self._tell(WeightsLoaded(None, ""))
 
     async def __aenter__(self) -> None:
         """Wait until the weights may change, and have the engine stand still."""

@@ -5,6 +5,7 @@ Invariants (`check`):
 - Tokens of an attempt stay here until a leader says that they may be forgotten.
 - An attempt that was stopped or forgotten never begins again, however late its assign comes.
 - A token's run names the version that was in the engine's memory at that step.
+- While no weights are in memory the engine has no attempt, and what comes goes back to the leader.
 """
 
 from array import array
@@ -152,7 +153,8 @@ class Runner:
         self.term = 0
         """The highest that was heard."""
         self.version: int | None = None
-        """What is in the engine's memory; None while it changes."""
+        """What is in the engine's memory; None while it changes, and while nothing is."""
+        self.is_changing = False
         self.root = ""
         self.version_wanted: int | None = None
         """What the leader wants to be in memory, and kept there; None: the newest."""
@@ -211,6 +213,7 @@ class Runner:
         running = [each for each in self.held.values() if each.is_running]
         assert len(running) <= self.limits.slots
         assert all(each.is_whole and each.finished is None and not each.is_stopped for each in running)
+        assert not running or self.version is not None or self.is_changing
         assert not self.held.keys() & self._ended.keys()
         assert len(self._unanswered) <= self.limits.frames_ahead_max
         for held in self.held.values():
@@ -394,9 +397,13 @@ class Runner:
 
     def _begin_waiting(self) -> None:
         """Have attempts begin while there are slots; one whose rule forbids the version goes back to the leader."""
-        free = self.limits.slots - sum(each.is_running for each in self.held.values())
-        if self.version is None or (self.wants_load and not self._is_kept):
+        if self.version is None:
+            if not self.is_changing:
+                self._supersede_all()
             return
+        if self.wants_load and not self._is_kept:
+            return
+        free = self.limits.slots - sum(each.is_running for each in self.held.values())
         for attempt, held in self.held.items():
             if free <= 0:
                 break
@@ -422,6 +429,12 @@ class Runner:
         """Give an attempt back that its version rule does not let begin, or go on."""
         self._leave(attempt, held)
         held.finished = Finished(attempt, held.count, "superseded")
+
+    def _supersede_all(self) -> None:
+        """Give back all that could go on here: without weights nothing does."""
+        for attempt, held in self.held.items():
+            if held.is_running or held.waits:
+                self._supersede(attempt, held)
 
     def _is_allowed(self, held: _Held) -> bool:
         """Tell whether an attempt may make its next token on the version in memory.
@@ -482,11 +495,15 @@ class Runner:
         self.wants_load = True
 
     def _weights_changing(self, _: WeightsChanging) -> None:
-        self.version = None
+        self.version, self.is_changing = None, True
 
     def _weights_loaded(self, event: WeightsLoaded) -> None:
-        self.version, self.root, self.wants_load = event.version, event.root, False
+        self.version, self.root = event.version, event.root
+        self.wants_load = self.is_changing = False
         if self.version is None:
+            # The leader is to know before it places anew what goes back.
+            self._supersede_all()
+            self._beat()
             return
         for attempt, held in self.held.items():
             if not held.is_running:

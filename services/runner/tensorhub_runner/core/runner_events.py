@@ -77,7 +77,7 @@ class WeightsChanging(msgspec.Struct, frozen=True):
 
 
 class WeightsLoaded(msgspec.Struct, frozen=True):
-    """A version, with its root, is in the engine's memory from the next step on. None: loading failed."""
+    """A version, with its root, is in the engine's memory from the next step on. None: there are no weights now."""
 
     version: int | None
     root: str = ""

@@ -26,6 +26,8 @@ class Segment:
         """Which source may write a byte now."""
         self.maps: set[str] = set()
         """Who has it mapped: nothing of it may change meanwhile."""
+        self.is_asked_back = False
+        """Whether its agent has told those that it waits for them."""
 
     def write(self, at: int, data: bytes) -> None:
         """Change bytes."""

@@ -151,6 +151,8 @@ class AgentTasks:
         stored = self._agent.stored.get(effect.key)
         if stored is not None:
             segment = stored.spare if effect.spare and stored.spare is not None else stored.segment
+            if effect.asks_back or not segment.maps:
+                segment.is_asked_back = bool(segment.maps)
             self._agent.outcome(Probed(effect.key, effect.spare, bool(segment.maps)))
 
     def duplicate(self, key: ShardKey) -> None:
@@ -361,6 +363,8 @@ class AgentNode(AgentHost):
         self.lanes.clear()
         for stored in self.stored.values():
             stored.target.writers.clear()
+            for segment in (stored.segment, stored.target):
+                segment.is_asked_back = False
         for session in list(self.job.sessions.values()):
             if session.source is self and session.reader.up and not session.closed:
                 session.source_died()

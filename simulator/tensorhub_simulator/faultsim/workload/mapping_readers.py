@@ -1,7 +1,8 @@
 """Borrowers: workers that map what stands published (install="mapped"), and keep it after all leases are over.
 
 The kernel's lock on a mapped segment is `Segment.maps` here: it outlives agents, and a write under it is a violation at
-once. Borrowers take no part in the log; what a mapped shard says there is tried elsewhere.
+once. Some let go of what its agent waits for, as runners do; others are not to be moved. Borrowers take no part in the
+log; what a mapped shard says there is tried elsewhere.
 """
 
 from typing import Final
@@ -22,6 +23,11 @@ WORLDS: Final = 0.4
 EACH_S: Final = 0.3
 KEPT_S: Final = (0.01, 0.2, 1.0, 3.0)
 """How long a mapping is kept, about."""
+
+LOOKS: Final = 0.5
+"""This many look whether what they have mapped is waited for."""
+LOOK_S: Final = 0.1
+"""So often."""
 
 TICKET_S: Final = 0.2
 
@@ -77,12 +83,24 @@ class MappingReaders:
         if lease is None:
             return
         segment = agent.stored[lease.key].segment
+        segment.is_asked_back = False
         segment.maps.add(grant.lease)
         self._job.observe(MemoryMapped())
         self._job.log_line(f"{lease.key} is mapped on {agent.name}")
         clock.after(self._rng.random() * TICKET_S, agent, lambda: agent.lease_ended(grant.lease, LeaseTransition.DONE))
         kept_s = self._rng.choice(KEPT_S) * (0.5 + self._rng.random())
         clock.after(kept_s, None, lambda: self._let_go(segment, grant.lease))
+        if self._rng.random() < LOOKS:
+            self._look(segment, grant.lease)
+
+    def _look(self, segment: Segment, lease: str) -> None:
+        if lease not in segment.maps:
+            return
+        if segment.is_asked_back:
+            self._job.log_line(f"{lease} is let go of, since it is waited for")
+            self._let_go(segment, lease)
+        else:
+            self._job.clock.after(LOOK_S, None, lambda: self._look(segment, lease))
 
     def _let_go(self, segment: Segment, lease: str) -> None:
         segment.maps.discard(lease)

@@ -95,9 +95,23 @@ def test_both_memories_mapped_is_waited_for_and_either_one_will_do() -> None:
         assert agent.need(ProbeMapping).spare
         agent.probed(lent=True)
         agent.tick(PROBE_AGAIN_S)
+    asked = [(probe.spare, probe.asks_back) for probe in agent.all(ProbeMapping)]
+    assert asked == [(False, False), (True, False), (False, False), (True, True), (False, False)], (
+        "who maps the older version is asked to let go, and only once both are found mapped"
+    )
     freed(agent)
     assert agent.result(call) == "done"
     assert agent.last(CopyToSpare) is None
+
+
+def test_who_maps_the_only_memory_is_asked_to_let_go_of_it() -> None:
+    agent, _, call = draining()
+    agent.tick(PROBE_AGAIN_S)
+    agent.probed(lent=True)
+    agent.tick(PROBE_AGAIN_S)
+    freed(agent)
+    assert agent.result(call) == "done"
+    assert [probe.asks_back for probe in agent.all(ProbeMapping)] == [False, True, True]
 
 
 @pytest.mark.parametrize("silent", [False, True])
@@ -252,6 +266,29 @@ def test_what_its_worker_has_mapped_goes_with_the_worker() -> None:
     assert agent.said() == ["Unpublish", "Drained"]
     agent.log()
     assert (agent.memory(key), agent.counted(key)) == (EMPTY, None)
+
+
+def test_what_its_worker_has_let_go_of_is_mapped_anew() -> None:
+    """Else the shard would answer with the version that it is said to hold, which its tensors show no longer."""
+    agent, key = mapped()
+
+    def maps(call: int) -> int | None:
+        agent.lease_plan(key, "a")
+        agent.brought(key, "a")
+        agent.confirmed(key)
+        agent.closed(key)
+        agent.log()
+        assert agent.holds(key) == (READY, 1, ROOT)
+        return agent.version_read(call)
+
+    assert maps(agent.read(key)) == 1
+    assert agent.version_read(agent.logged(agent.read(key))) == 1, "it holds that already"
+    assert len(agent.all(ReadBatch)) == 1
+    call = agent.read(key, has_let_go=True)
+    assert said_of(agent, key)[:2] == ["Unpublish", "Drained"]
+    assert agent.memory(key) is EMPTY
+    assert maps(call) == 1
+    assert len(agent.all(ReadBatch)) == 2
 
 
 def test_where_a_sibling_is_missing_it_waits_for_the_start() -> None:

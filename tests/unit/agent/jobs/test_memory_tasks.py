@@ -124,7 +124,11 @@ def segment(value: int, *, lent: bool | OSError = False) -> Any:
             raise lent
         return lent
 
-    return SimpleNamespace(view=memoryview(bytearray([value] * segment_bytes(LAYOUT))), is_lent=is_lent)
+    asked = list[bool]()
+    view = memoryview(bytearray([value] * segment_bytes(LAYOUT)))
+    return SimpleNamespace(
+        view=view, is_lent=is_lent, asked=asked, ask_back=lambda *, is_wanted: asked.append(is_wanted)
+    )
 
 
 class Tasks:
@@ -190,6 +194,14 @@ async def test_the_memory_that_is_meant_is_probed_and_one_that_can_not_be_looked
         for key in (KEY, GONE):
             scene.tasks.probe(ProbeMapping(key, is_spare))
         assert scene.told == [Probed(KEY, is_spare, lent)]
+
+
+@pytest.mark.parametrize("asks_back", [False, True])
+@pytest.mark.parametrize("lent", [False, True])
+async def test_who_maps_memory_is_asked_for_it_until_it_is_found_free(*, asks_back: bool, lent: bool) -> None:
+    live = segment(1, lent=lent)
+    Tasks(live).tasks.probe(ProbeMapping(KEY, spare=False, asks_back=asks_back))
+    assert live.asked == ([lent] if asks_back or not lent else [])
 
 
 async def test_the_spare_memory_becomes_what_stands() -> None:

@@ -14,6 +14,7 @@ from tensorhub_agent.storage import segments
 from tensorhub_agent.storage.segments import ForeignSegment, SegmentStore, segment_prefix
 from tensorhub_common.config.settings import InvalidSetting
 from tensorhub_common.errors import MemoryExhausted
+from tensorhub_common.runtime import segment_locks
 
 MIB = 1024 * 1024
 PREFIX = segment_prefix("hub1", "node-0")
@@ -190,3 +191,22 @@ def test_a_memory_folder_that_is_none_is_a_wrong_setting(tmp_path: Path, bytes_m
     for folder in (tmp_path / "nowhere", tmp_path / "file"):
         with pytest.raises(InvalidSetting, match=r"TENSORHUB_SHM_DIR=.* is no folder that can be written"):
             SegmentStore.of(folder, tmp_path, "node-0", bytes_max)
+
+
+def test_who_is_lent_a_segment_sees_that_it_is_asked_back_until_it_is_lent_anew(store: SegmentStore) -> None:
+    """The lock goes with the mapping, and the wish with the agent's process: neither knows of the other."""
+    segment = store.create(MIB)
+    assert not segment.is_lent()
+    fd = segment.open_lent()
+    reader = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+    mapping = mmap.mmap(fd, MIB, prot=mmap.PROT_READ)
+    os.close(fd)
+    for is_wanted in (True, False, True):
+        segment.ask_back(is_wanted=is_wanted)
+        assert (segment.is_lent(), segment_locks.is_asked_back(reader)) == (True, is_wanted)
+    os.close(segment.open_lent())
+    assert not segment_locks.is_asked_back(reader), "what is published anew is not waited for"
+    segment.ask_back(is_wanted=True)
+    mapping.close()
+    assert (segment.is_lent(), segment_locks.is_asked_back(reader)) == (False, True)
+    os.close(reader)

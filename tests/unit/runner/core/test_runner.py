@@ -32,7 +32,9 @@ from tensorhub_runner.core.runner_events import (
     PreemptionNoticed,
     RunnerEffect,
     SendFrame,
+    SendHeartbeat,
     StepTokens,
+    Stop,
     WeightsChanging,
     WeightsLoaded,
 )
@@ -212,3 +214,30 @@ def test_a_response_does_not_go_on_with_an_older_version_than_its_rule_lets_it_b
     keeper.handle(WeightsChanging(), 0.4)
     assert begun(keeper.handle(WeightsLoaded(1, "root-1"), 0.4)) == [NEXT]
     assert keeper.held[ATTEMPT].finished == Finished(ATTEMPT, 1, "superseded")
+
+
+def test_a_runner_without_weights_gives_back_what_it_has_and_what_comes_and_says_so_first(runner: Runner) -> None:
+    """While weights only change it keeps all. What a leader has stopped stays as it is."""
+    runner.handle(assigned(ATTEMPT), 0.0)
+    runner.handle(EngineStepped((StepTokens(ATTEMPT, TOKEN, TOKEN),)), 0.01)
+    runner.handle(WeightsChanging(), 0.02)
+    assert runner.held[ATTEMPT].is_running
+    effects = runner.handle(WeightsLoaded(None), 0.03)
+    assert [type(each) for each in effects] == [Stop, SendHeartbeat]
+    assert [each.beat.version for each in effects if isinstance(each, SendHeartbeat)] == [None]
+    runner.handle(assigned(NEXT), 0.04)
+    (sent,) = frames(runner.handle(Tick(), 1.0))
+    assert sent.frame.finished == (Finished(ATTEMPT, 1, "superseded"), Finished(NEXT, 0, "superseded"))
+    assert sent.frame.tokens == TOKEN, "what was made goes with it"
+    runner.check()
+
+
+def test_what_was_stopped_is_not_given_back_where_the_weights_go(runner: Runner) -> None:
+    runner.handle(assigned(ATTEMPT), 0.0)
+    runner.handle(AbortCame(AbortRequest("log", 1, 1, stop=(ATTEMPT,))), 0.01)
+    runner.handle(WeightsChanging(), 0.02)
+    runner.handle(WeightsLoaded(None), 0.03)
+    assert runner.held[ATTEMPT].finished is None
+    runner.handle(WeightsChanging(), 0.04)
+    runner.handle(WeightsLoaded(2, "root-2"), 0.05)
+    assert begun(runner.handle(assigned(NEXT), 0.06)) == [NEXT]

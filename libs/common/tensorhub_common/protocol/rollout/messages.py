@@ -23,7 +23,7 @@ Kv = Literal["fresh", "recomputed", "kept"]
 """Whether a token run began with a cache of its own version."""
 FinishReason = Literal["stop", "length", "failed", "restart", "superseded"]
 """Why an attempt ended at its runner. `restart`: the weights changed, and its request asks to begin anew then.
-`superseded`: it had not begun, and its version rule no longer allows the engine's version."""
+`superseded`: its version rule does not allow the engine's version, or the engine has no weights."""
 HeldState = Literal["running", "stopped", "finished"]
 """What a runner does with an attempt that it holds. `running` has requests that wait for a slot, too."""
 

@@ -185,8 +185,8 @@ class DrainOperation(UnattendedOperation, ABC):
             core.fail(
                 DrainTimeout,
                 f"the memory of {core.where}{spare} is still mapped by a reader of this host: don't overwrite it, and "
-                "call again; a process that maps it lets go by its next update, once nothing refers to the tensors, or "
-                "by its end",
+                "call again; a process that maps it lets go by its next update, by let_go(), once nothing refers to "
+                "the tensors, or by its end",
             )
 
     def tick(self, now: float) -> None:

@@ -186,6 +186,8 @@ class ReadOperation:
         """Join the replica's round."""
         core, call = self.core, self.call
         self.began = self._waits_since = now
+        if call.has_let_go:
+            core.worker_mapping_gone()
         if core.contents.memory is MemoryState.FILLING:
             core.fail(ReplicaConflict, f"{core.where} is {core.contents.memory}: wait until that has ended")
             return

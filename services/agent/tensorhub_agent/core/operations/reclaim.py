@@ -3,6 +3,7 @@
 Who maps a shard's memory (install="mapped") holds a lock on it until the mapping is gone. The kernel doesn't tell of
 that end, so it is asked again and again while somebody waits. A shard that is to be emptied and has spare memory need
 not wait for those who map its own: the bytes are copied into the spare memory, which is the shard's from then on.
+Where somebody has to be waited for, those who map the memory are told, and a reader that can do so lets go of it.
 
 Always true: `is_found` is said only of memory of which a probe, made after the last lease had ended, has found no lock;
 nothing is copied into spare memory that somebody maps.
@@ -59,7 +60,9 @@ class MemoryReclaim:
 
     def _ask(self, *, spare: bool) -> None:
         self._asked = True
-        self._core.emit(ProbeMapping(self._core.key, spare))
+        # Of two memories the older one is asked for: those who map the other one show what is newest.
+        asks_back = self.is_blocked and (spare or self._where is not MemoryChoice.EITHER)
+        self._core.emit(ProbeMapping(self._core.key, spare, asks_back))
 
     def on_outcome(self, outcome: EffectOutcome, now: float) -> None:
         """Take what a probe has found, or that the copy is done."""
