@@ -3,5 +3,5 @@
 The leader checks every action, so that a policy can be slow but never wrong. `app` imports it, and the simulator drives
 it.
 
-Seams: `activation`, `balancing`, `plateau`, `seeding`, `view`.
+Seams: `activation`, `balancing`, `lengths`, `plateau`, `seeding`, `skew`, `view`.
 """

@@ -1,0 +1,211 @@
+"""How long responses will be, from what is known of their prompts. Pure.
+
+The model. The logarithm x of a response's length in tokens is normal about the mean of its prompt, and the means of
+prompts are normal about that of the job:
+
+    x = m + e        m ~ N(mean, between)        e ~ N(0, within)
+
+`mean`, `between` and `within` are learnt from all finished responses by the analysis of variance of groups that differ
+in size (Searle, Casella and McCulloch, "Variance Components", section 3.6). What tells of one response, by `Knowledge`:
+
+- finished responses of its prompt, those of its group and of earlier steps;
+- those of its group that still run: each is longer than it is now (a mean of censored values, by Newton's method on
+  their likelihood, as in Tobit regression);
+- what a regressor says of the prompt, where there is one;
+- what it has made already: it is longer than that.
+
+That finished siblings tell most is TailSieve's finding, and Seer's: the prompt explains about two thirds of the
+variation of length. StreamRL (arXiv 2504.15930, section 4.3) asks a small language model instead.
+
+Invariant: an estimate is above what the response has, and grows with it; quantiles are in their order.
+"""
+
+import math
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import NormalDist
+from typing import Final
+
+import msgspec
+
+_STANDARD: Final = NormalDist()
+_CUT_MAX: Final = 37.0
+"""Beyond so many deviations the share of what is left has no number any more."""
+_VARIANCE_MIN: Final = 1e-6
+"""Lengths that were equal so far may differ."""
+NEWTON_STEPS: Final = 4
+"""From the mean without them, what still runs moves the mean by less than a hundredth of a deviation behind these."""
+
+
+class LengthLimits(msgspec.Struct, frozen=True):
+    """The settings of length prediction."""
+
+    prompts_max: int = 65_536
+    """Limit of the prompts that are remembered, the latest used."""
+    deviation_first: float = 1.0
+    """The deviation of log lengths, between prompts and within them, until two responses of a prompt were seen."""
+    tokens_first: float = 256.0
+    """The length that is expected before any response was seen."""
+
+
+class Knowledge(StrEnum):
+    """What an estimate is from, beside what the response has made itself: the best of what there is."""
+
+    FINISHED = "finished"
+    """Finished responses of the same prompt."""
+    RUNNING = "running"
+    """Responses of the same prompt that still run."""
+    REGRESSED = "regressed"
+    """What a regressor says of the prompt."""
+    JOB = "job"
+    """The other prompts of the job."""
+
+
+class LengthEstimate(msgspec.Struct, frozen=True):
+    """How long a response will be, in tokens, and where that is from."""
+
+    mean: float
+    """Of the log length, as if nothing of the response were known itself."""
+    deviation: float
+    made: int
+    """How many tokens it has."""
+    knowledge: Knowledge
+
+    def quantile(self, share: float) -> float:
+        """Return the length that a response with `made` tokens stays below with this probability, in tokens."""
+        return _quantile(self.mean, self.deviation, self.made, share)
+
+    @property
+    def median(self) -> float:
+        """The length that it exceeds as likely as not."""
+        return self.quantile(0.5)
+
+
+@dataclass(slots=True)
+class _Lengths:
+    """The log lengths of one prompt's finished responses."""
+
+    count: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+
+    @property
+    def explained(self) -> float:
+        """The part of the squares that the prompt's own mean explains."""
+        return self.total * self.total / self.count if self.count else 0.0
+
+
+class LengthModel:
+    """What a job's finished responses tell of those to come."""
+
+    def __init__(self, limits: LengthLimits) -> None:
+        """Know nothing yet."""
+        self._limits = limits
+        self._prompts: dict[Hashable, _Lengths] = {}
+        self._count = 0
+        self._total = self._squares = self._explained = 0.0
+        self._counts_squared = 0.0
+
+    def finished(self, prompt: Hashable, tokens: int) -> None:
+        """Take how long a response of a prompt was: at least one token."""
+        known = self._prompts.pop(prompt, None) or _Lengths()
+        self._take_out(known)
+        x = math.log(max(1, tokens))
+        known.count, known.total, known.squares = known.count + 1, known.total + x, known.squares + x * x
+        self._put_in(known)
+        self._prompts[prompt] = known
+        if len(self._prompts) > self._limits.prompts_max:
+            self._take_out(self._prompts.pop(next(iter(self._prompts))))
+
+    def _put_in(self, each: _Lengths, sign: int = 1) -> None:
+        self._count += sign * each.count
+        self._total += sign * each.total
+        self._squares += sign * each.squares
+        self._explained += sign * each.explained
+        self._counts_squared += sign * each.count * each.count
+
+    def _take_out(self, each: _Lengths) -> None:
+        self._put_in(each, -1)
+
+    @property
+    def mean(self) -> float:
+        """The mean log length of all responses."""
+        return self._total / self._count if self._count else math.log(self._limits.tokens_first)
+
+    def variances(self) -> tuple[float, float]:
+        """Return the variance between prompts and within them, of log lengths."""
+        first = self._limits.deviation_first**2
+        prompts, count = len(self._prompts), self._count
+        if count <= 1:
+            return first, first
+        whole = max(0.0, self._squares - self._total * self._total / count)
+        if prompts == count:
+            # No prompt has two responses: what is between and what is within can't be told apart.
+            spread = whole / (count - 1)
+            return max(spread / 2, _VARIANCE_MIN), max(spread / 2, _VARIANCE_MIN)
+        within = max(0.0, self._squares - self._explained) / (count - prompts)
+        if prompts == 1:
+            return first, max(within, _VARIANCE_MIN)
+        size = (count - self._counts_squared / count) / (prompts - 1)
+        explained = max(0.0, whole - max(0.0, self._squares - self._explained)) / (prompts - 1)
+        return max((explained - within) / size, _VARIANCE_MIN), max(within, _VARIANCE_MIN)
+
+    def estimate(
+        self, prompt: Hashable, made: int = 0, running: Iterable[int] = (), regressed: float | None = None
+    ) -> LengthEstimate:
+        """Return how long a response with `made` tokens will be.
+
+        `running`: how many tokens others of its group have that still run. `regressed`: the log length that a
+        regressor expects of the prompt, in place of the job's mean.
+        """
+        between, within = self.variances()
+        known = self._prompts.get(prompt) or _Lengths()
+        prior = self.mean if regressed is None else regressed
+        cut = [max(1, each) for each in running]
+        weight, total = 1 / between + known.count / within, prior / between + known.total / within
+        mean = total / weight
+        if cut:
+            mean, weight = _with_running(total, weight, math.sqrt(within), [math.log(each) for each in cut])
+        if known.count:
+            knowledge = Knowledge.FINISHED
+        elif any(each > 1 for each in cut):
+            knowledge = Knowledge.RUNNING
+        else:
+            knowledge = Knowledge.JOB if regressed is None else Knowledge.REGRESSED
+        return LengthEstimate(mean, math.sqrt(1 / weight + within), made, knowledge)
+
+
+def _share_above(deviations: float) -> float:
+    return 0.5 * math.erfc(deviations / math.sqrt(2))
+
+
+def _quantile(mean: float, deviation: float, made: int, share: float) -> float:
+    """Return a quantile of the lengths above `made`, in tokens."""
+    if made < 1:
+        return math.exp(mean + deviation * _STANDARD.inv_cdf(share))
+    cut = (math.log(made) - mean) / deviation
+    # Far out, what is left falls off like an exponential.
+    far = cut - math.log1p(-share) / max(cut, _CUT_MAX)
+    above = far if cut > _CUT_MAX else -_STANDARD.inv_cdf(_share_above(cut) * (1 - share))
+    return max(float(made), math.exp(mean + deviation * above))
+
+
+def _with_running(total: float, weight: float, deviation: float, cuts: list[float]) -> tuple[float, float]:
+    """Return the mean and its precision once it is known that values are above `cuts`, from those before."""
+    mean, precision = total / weight, weight
+    for _ in range(NEWTON_STEPS):
+        slopes = [_slopes((cut - mean) / deviation) for cut in cuts]
+        slope = total - weight * mean + sum(first for first, _ in slopes) / deviation
+        precision = weight + sum(second for _, second in slopes) / deviation**2
+        mean += slope / precision
+    return mean, precision
+
+
+def _slopes(cut: float) -> tuple[float, float]:
+    """Return the first two derivatives, by its mean, of the log probability that a standard normal is above `cut`.
+
+    The second one is without its sign, between 0 (nothing is known by it) and 1 (it is as good as a value).
+    """
+    hazard = cut + 1 / cut if cut > _CUT_MAX else _STANDARD.pdf(cut) / _share_above(cut)
+    return hazard, min(1.0, max(0.0, hazard * (hazard - cut)))

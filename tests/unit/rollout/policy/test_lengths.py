@@ -1,0 +1,126 @@
+"""How long responses will be: variances by hand, estimates that fit what is drawn."""
+
+import math
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensorhub_rollout.policy.lengths import Knowledge, LengthLimits, LengthModel
+
+BETWEEN, WITHIN, MEAN = 0.9, 0.6, 6.0
+"""Deviations of log lengths, and their mean: half of the responses have more than 403 tokens."""
+
+
+def drawn(random: Random, count: int) -> list[list[int]]:
+    """Draw the lengths of eight responses for so many prompts."""
+
+    def length(mean: float) -> int:
+        return max(1, round(math.exp(random.gauss(mean, WITHIN))))
+
+    return [[length(mean) for _ in range(8)] for mean in (random.gauss(MEAN, BETWEEN) for _ in range(count))]
+
+
+def learnt(lengths: list[list[int]]) -> LengthModel:
+    model = LengthModel(LengthLimits())
+    for prompt, of_prompt in enumerate(lengths):
+        for each in of_prompt:
+            model.finished(prompt, each)
+    return model
+
+
+def test_variances_by_hand() -> None:
+    """Log lengths 12 and 14 of one prompt, 15, 17 and 19 of another."""
+    model = LengthModel(LengthLimits())
+    for prompt, logs in (("a", (12, 14)), ("b", (15, 17, 19))):
+        for each in logs:
+            model.finished(prompt, round(math.exp(each)))
+    # Means 13, 17 and 15.4 of all; squares between 2 * 2.4^2 + 3 * 1.6^2 = 19.2; size (5 - 13 / 5) / 1 = 2.4.
+    assert model.mean == pytest.approx(15.4, abs=0.0001)
+    between, within = model.variances()
+    assert within == pytest.approx(10 / 3, abs=0.001)
+    assert between == pytest.approx((19.2 - 10 / 3) / 2.4, abs=0.001)
+
+
+def test_before_two_responses_of_a_prompt_were_seen_settings_stand_in() -> None:
+    model = LengthModel(LengthLimits(deviation_first=2.0, tokens_first=100.0))
+    assert model.variances() == (4.0, 4.0)
+    assert model.estimate("a").median == pytest.approx(100)
+    assert model.estimate("a").knowledge is Knowledge.JOB
+    model.finished("a", 50)
+    assert model.variances() == (4.0, 4.0)
+    model.finished("a", 50)
+    assert model.variances()[1] < 0.001, "one prompt says nothing of the others"
+    assert model.variances()[0] == 4.0
+
+
+def test_the_prompts_that_were_used_longest_ago_are_forgotten_with_what_they_told() -> None:
+    model, other = LengthModel(LengthLimits(prompts_max=3)), LengthModel(LengthLimits())
+    for number in range(9):
+        for tokens in (10 + number, 100 * (number + 1)):
+            model.finished(number, tokens)
+            if number >= 6:
+                other.finished(number, tokens)
+    assert model.mean == pytest.approx(other.mean)
+    assert model.variances() == pytest.approx(other.variances())
+    assert model.estimate(0).knowledge is Knowledge.JOB
+
+
+def test_what_was_drawn_is_found_again_and_quantiles_hold() -> None:
+    """Of responses that are so long already, half are longer than the median, and a tenth than the 0.9 quantile."""
+    lengths = drawn(Random(1), 2000)
+    model = learnt([each[:4] for each in lengths])
+    assert model.mean == pytest.approx(MEAN, abs=0.05)
+    assert [math.sqrt(each) for each in model.variances()] == pytest.approx([BETWEEN, WITHIN], abs=0.03)
+    for made in (0, 200):
+        rest = [(prompt, each) for prompt, of_prompt in enumerate(lengths) for each in of_prompt[4:] if each > made]
+        for share in (0.5, 0.9):
+            below = sum(each <= model.estimate(prompt, made).quantile(share) for prompt, each in rest)
+            assert below / len(rest) == pytest.approx(share, abs=0.02)
+
+
+def test_what_still_runs_tells_of_its_siblings() -> None:
+    """Of groups of which six are cut off at a length, the others are about as long as was said.
+
+    The mean is the likeliest one, which is below the middle where much is cut off.
+    """
+    model, random = learnt(drawn(Random(2), 2000)), Random(3)
+    below = ignoring = count = 0
+    for group in drawn(random, 3000):
+        cut = 600
+        if min(group[:6]) > cut:
+            for each in group[6:]:
+                count += 1
+                below += each <= model.estimate("new", 0, [cut] * 6).median
+                ignoring += each <= model.estimate("new").median
+    assert count > 300
+    assert below / count == pytest.approx(0.45, abs=0.07)
+    assert ignoring / count < 0.1
+
+
+def test_what_tells_most_is_named() -> None:
+    model = learnt([[100, 200]] * 5)
+    assert model.estimate("new", regressed=9.0).knowledge is Knowledge.REGRESSED
+    assert model.estimate("new", regressed=9.0).mean == 9.0
+    assert model.estimate("new", 0, [0, 1]).knowledge is Knowledge.JOB, "who has just begun tells nothing"
+    assert model.estimate("new", 0, [0, 50]).knowledge is Knowledge.RUNNING
+    assert model.estimate(0, 0, [0, 50]).knowledge is Knowledge.FINISHED
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(1, 1_000_000)), max_size=40),
+    st.integers(0, 10_000_000),
+    st.lists(st.integers(0, 10_000_000), max_size=16),
+)
+def test_whatever_was_seen_estimates_are_above_what_is_there_and_in_their_order(
+    seen: list[tuple[int, int]], made: int, running: list[int]
+) -> None:
+    model = LengthModel(LengthLimits(prompts_max=4))
+    for prompt, tokens in seen:
+        model.finished(prompt, tokens)
+    found = model.estimate(0, made, running)
+    low, middle, high = (found.quantile(share) for share in (0.1, 0.5, 0.9))
+    assert made <= low <= middle <= high < math.inf
+    assert model.estimate(0, made + 1000, running).median >= middle * (1 - 1e-6)
+    assert model.estimate(0, made, [*running, 10_000_000]).mean >= found.mean - 1e-6
