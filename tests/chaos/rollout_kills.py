@@ -208,6 +208,7 @@ async def rollout_job(
     directory: Path,
     *,
     runners: int = 3,
+    runners_max: int = 0,
     managers: int = 2,
     agents: int = 2,
     tokens_max: int = 200,
@@ -221,7 +222,7 @@ async def rollout_job(
     records = directory / "records"
     records.mkdir(parents=True, exist_ok=True)
     environment = {"PYTHONPATH": str(ROOT), "FAKE_STEP_S": str(step_s), "FAKE_RECORDS": str(records), **settings}
-    plan = LocalRollouts(runners, ENGINE, managers=managers)
+    plan = LocalRollouts(runners, ENGINE, managers=managers, runners_max=runners_max)
     async with (
         running_hub(
             directory, agents, rollouts=plan, nats_nodes=nats_nodes, settings=environment, commands=commands

@@ -7,6 +7,7 @@ from tensorhub_common.protocol.rollout.messages import TokenRun
 from tensorhub_rollout.core.leader import Leader
 from tensorhub_rollout.core.state import RolloutState
 from tensorhub_rollout.policy.activation import Turns
+from tensorhub_rollout.policy.dispatch import Pools
 from tensorhub_runner.core.runner import Runner
 
 
@@ -42,6 +43,7 @@ class ManagerProcess(Process):
     claimed: int = 0
     """The term that it last asked for."""
     turns: Turns = field(default_factory=Turns)
+    pools: Pools = field(default_factory=Pools)
     begun: set[tuple[int, int]] = field(default_factory=set)
     """Groups of which it has placed a request while it leads, as (submission, index of the group)."""
 

@@ -12,6 +12,8 @@ from tensorhub_simulator.rollouts.world import Chances, RolloutWorld
 
 END_S: Final = 120.0
 """Within so much virtual time every job is over: nothing hangs."""
+STREAMRL_EVERY: Final = 7
+"""In one seed of this number, StreamRL's policy places."""
 POISONED_EVERY: Final = 9
 """In each so many seeds one, the first group kills each engine that begins it."""
 BOUNDED_EVERY: Final = 5
@@ -41,6 +43,7 @@ def run(seed: int) -> RolloutWorld:
         chances=Chances() if seed % PINNED_EVERY else Chances(pinned=0.8),
         # Of each mode some.
         mapped_memories=memories,
+        policy="streamrl" if seed % STREAMRL_EVERY == 0 else "arrival",
     )
     Faults(world, seed)
     world.run(lambda: world.is_over, END_S)

@@ -28,6 +28,7 @@ from tensorhub_common.protocol.rollout.entries import (
     GroupSubmitted,
     Lead,
     Payload,
+    PolicyName,
     RequestId,
     SdkSender,
     Submit,
@@ -88,7 +89,10 @@ from tensorhub_rollout.core.outcomes import (
 from tensorhub_rollout.core.state import RolloutState, decode_state, encode_state
 from tensorhub_rollout.policy.activation import ActivationLimits, Turns
 from tensorhub_rollout.policy.activation import decide as decide_versions
-from tensorhub_rollout.policy.balancing import BalancingLimits, balance
+from tensorhub_rollout.policy.balancing import BalancingLimits
+from tensorhub_rollout.policy.dispatch import Pools
+from tensorhub_rollout.policy.placing import Knowledge, place
+from tensorhub_rollout.policy.plateau import StepModel
 from tensorhub_rollout.policy.view import MoveAction, PlaceAction, ReleaseAction
 from tensorhub_runner.core.runner import Runner, RunnerLimits
 from tensorhub_runner.core.runner_events import (
@@ -126,6 +130,7 @@ NAME: Final = "main"
 STEP_S: Final = 0.02
 LOOK_S: Final = 0.02
 LOAD_S: Final = 0.05
+STEPS: Final = StepModel(STEP_S, 0.0, 0.0)
 OVERWRITTEN_S: Final = (0.05, 0.5, 3.0)
 """How long a trainer takes from the end of a version to the next, where it has one memory."""
 HEARD_S: Final = 1.5
@@ -177,6 +182,7 @@ class RolloutWorld:
         on_update: OnUpdate = "continue",
         payload_bytes_max: int = 0,
         mapped_memories: int = 0,
+        policy: PolicyName = "arrival",
         chances: Chances | None = None,
     ) -> None:
         self.random, self.agenda = Random(seed), Agenda()
@@ -185,6 +191,7 @@ class RolloutWorld:
         self.mapped_memories = mapped_memories
         """How many memories the trainer has, where runners map them: they have to let go of an only one first. 0: each
         runner has its own."""
+        self.policy = policy
         self.chances = chances or Chances()
         self.on_update: OnUpdate = on_update
         self.entries: list[AnyEntry] = []
@@ -368,7 +375,7 @@ class RolloutWorld:
     def start_manager(self, manager: ManagerProcess) -> None:
         """Start a manager with a snapshot of what stands in the log."""
         manager.life += 1
-        manager.turns = Turns()
+        manager.turns, manager.pools = Turns(), Pools()
         manager.is_up, manager.leader, manager.has_lease, manager.claimed = True, None, False, 0
         manager.state, manager.next = decode_state(encode_state(self.truth)), len(self.entries)
         self._later(manager, LOOK_S, lambda: self._look(manager))
@@ -444,7 +451,16 @@ class RolloutWorld:
         for want in wanted:
             self._tell_leader(manager, Want(want.runner, want.version))
         pending = {each.runner: len(each.pending) for each in view.instances}
-        for action in balance(view, BalancingLimits(), dict.fromkeys(leader.instances, 2)):
+        known = Knowledge(
+            dict.fromkeys(leader.instances, 2),
+            dict.fromkeys(leader.instances, STEPS),
+            partial(leader.lengths.estimate, now=self.agenda.now),
+            leader.priority_of,
+        )
+        actions, manager.pools = place(
+            leader.policy_of(MODEL), view, known, manager.pools, BalancingLimits(), self.agenda.now
+        )
+        for action in actions:
             match action:
                 case PlaceAction(request=of, runner=runner):
                     assert pending[runner] < BalancingLimits().pending_max, f"{runner} has {pending[runner]} pending"
@@ -855,7 +871,7 @@ class RolloutWorld:
     # ------------------------------------------------------------------------------------------ the trainer
 
     def _attach(self) -> None:
-        self.append(Attach(NAME, MODEL, 0, "nonce"))
+        self.append(Attach(NAME, MODEL, 0, "nonce", self.policy))
 
     def restart_trainer(self) -> None:
         """Kill the trainer between receipt and `done`: what it had yielded and not acknowledged comes again."""

@@ -49,7 +49,8 @@ if TYPE_CHECKING:
     from tensorhub._tensors.host_copy import HostCopy
     from tensorhub._tensors.installs import Mapped, Staged
     from tensorhub._tensors.residency import Residency
-    from tensorhub.aio.rollouts import AsyncRollouts, RolloutPolicy
+    from tensorhub.aio.rollouts import AsyncRollouts
+    from tensorhub_common.protocol.rollout.entries import PolicyName
     from tensorhub_common.protocol.rollout.messages import OnUpdate
 
 CONNECT_S: Final = 10.0
@@ -299,7 +300,7 @@ class AsyncHub(NotCopyable):
         staleness: int = 0,
         max_age: int | None = None,
         on_update: "OnUpdate" = "continue",
-        policy: "RolloutPolicy" = "arrival",
+        policy: "PolicyName" = "arrival",
         sampling: "Sampling | None" = None,
         timeout_s: float = 30,
     ) -> "AsyncRollouts":
@@ -322,7 +323,8 @@ class AsyncHub(NotCopyable):
             on_update: What becomes of a response when its engine's weights change: "finish" ends it on the old
                 version, "continue" goes on with the new one from this token, its cache computed again, "keep" goes on
                 with the old cache, and "restart" begins it anew.
-            policy: How requests are placed. "arrival" is what this release does best; "rlboost" is that paper's.
+            policy: How requests are placed. "arrival" is what this release does best; "rlboost" is that paper's;
+                "streamrl" gives the longest responses instances of their own, by what their prompts let expect.
             sampling: How tokens are drawn.
             timeout_s: The bound in seconds.
 

@@ -9,7 +9,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from tensorhub import arguments
 from tensorhub._agent.call_spans import Tracing
@@ -31,6 +31,7 @@ from tensorhub_common.protocol.rollout.entries import (
     Done,
     GroupSubmitted,
     Payload,
+    PolicyName,
     RequestId,
     SdkEntry,
     SdkSender,
@@ -73,8 +74,6 @@ PROMPTS_KEPT_MAX: Final = 64
 """Limit of the submissions whose prompts are kept for their responses, the latest used."""
 
 READY_GRACE_S: Final = 0.5
-
-RolloutPolicy = Literal["arrival", "rlboost"]
 
 
 class AsyncBatch:
@@ -119,18 +118,19 @@ class AsyncRollouts(NotCopyable):
         staleness: int,
         age_max: int | None,
         on_update: OnUpdate,
-        policy: RolloutPolicy,
+        policy: PolicyName,
         sampling: Sampling,
         shards: "Callable[[], Iterable[AsyncShard]]",
     ) -> None:
         self.model, self.name, self.epoch = model, name, _whole("epoch", epoch, 0, 2**53)
-        _one_of("policy", policy, get_args(RolloutPolicy))
+        _one_of("policy", policy, get_args(PolicyName))
         _one_of("on_update", on_update, get_args(OnUpdate))
         sampling.checked()
         self._manager = ManagerClient(registry)
         self._registry, self._tracing = registry, tracing
         self._group_size = _whole("group_size", group_size, 1, GROUP_SIZE_MAX)
         self._rule = VersionRule(None, _whole("staleness", staleness, 0, 2**31), on_update)
+        self._policy = policy
         self._age_max = None if age_max is None else _whole("max_age", age_max, 0, 2**31)
         self._sampling = sampling
         self._collector = Collector()
@@ -152,7 +152,7 @@ class AsyncRollouts(NotCopyable):
         """Take the consumer's name. Raises `RolloutUnavailable` for an epoch that is over."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         nonce = secrets.token_hex(8)
-        attach = Attach(self.name, self.model, self.epoch, nonce)
+        attach = Attach(self.name, self.model, self.epoch, nonce, self._policy)
         self._attachment = self._seq = await self._manager.append(attach, f"attach-{nonce}", deadline)
         await self._manager.outcome(OutcomeQuestion(self._seq), deadline)
 

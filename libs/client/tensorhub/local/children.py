@@ -72,6 +72,8 @@ class Child:
     """How often it has died since it was up for `STEADY_S`."""
     told_at: float = -LOOP_TOLD_S
     """When it was told that it dies again and again."""
+    is_wanted: bool = True
+    """Whether it is started again when it ends."""
 
     @property
     def pid(self) -> int:
@@ -125,6 +127,17 @@ class Children:
             await self._stop([child for child in self._children if child.spec.is_last == is_last])
         await self._work.close()
 
+    async def end(self, child: Child) -> None:
+        """End one child, as `stop` does, and keep it no more."""
+        child.is_wanted = False
+        await self._stop([child])
+        if child in self._children:
+            self._children.remove(child)
+
+    def signal(self, child: Child, number: signal.Signals) -> None:
+        """Send a signal to a child, if it runs."""
+        _signal(child.process, number)
+
     async def _stop(self, children: list[Child]) -> None:
         if not children:
             return
@@ -150,7 +163,7 @@ class Children:
         while True:
             began = time.monotonic()
             code = await child.process.wait()
-            if self._stopping.is_set():
+            if self._stopping.is_set() or not child.is_wanted:
                 return
             if not self._is_settled:
                 if not self._fallen.done():
@@ -160,7 +173,7 @@ class Children:
                 backoff_s, child.deaths = BACKOFF_FIRST_S, 0
             child.deaths += 1
             _tell_death(child, code)
-            if await self._is_stopped_within(backoff_s):
+            if await self._is_stopped_within(backoff_s) or not child.is_wanted:
                 return
             backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
             await self._restart(child)
@@ -173,7 +186,7 @@ class Children:
             _log.warning("%s can't be started again yet: %s", child.spec.name, error)
             return
         child.restarts += 1
-        if self._stopping.is_set():
+        if self._stopping.is_set() or not child.is_wanted:
             _signal(child.process, signal.SIGTERM)
         elif self._on_restart is not None:
             self._on_restart(child)

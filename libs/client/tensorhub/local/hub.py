@@ -21,9 +21,12 @@ from typing import Final, Self
 
 from tensorhub._control import hub_file
 from tensorhub._control.hub_file import AgentEntry, HubFile, NatsEntry, ProcessEntry, RegistryEntry, RunnerEntry
+from tensorhub._control.registry_client import NatsAddress, RegistryClient
+from tensorhub._rollouts.manager_client import ManagerClient
 from tensorhub.local.children import Child, Children, ChildSpec
 from tensorhub.local.directory import HubDirectory
 from tensorhub.local.keyring import OF_EVERY_HUB, Keyring
+from tensorhub.local.launcher import Launcher
 from tensorhub.local.nats_server import Cluster, NatsServer
 from tensorhub_common.auth.permissions import Role, User
 from tensorhub_common.bus.connection import Bus, connect
@@ -31,6 +34,7 @@ from tensorhub_common.config import settings
 from tensorhub_common.config.segment_names import segment_beginning
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
 from tensorhub_common.introspection.ping import ping
+from tensorhub_common.protocol.rollout.questions import RolloutStatus
 from tensorhub_common.runtime.supervision import Fault, Supervisor
 
 AGENTS_MAX: Final = 256
@@ -85,13 +89,28 @@ class LocalRollouts:
     """The folder with the `config.json` of the runners' model."""
     job: str = "default"
     managers: int = 1
+    runners_max: int = 0
+    """Up to so many run while the manager wishes for more than `runners`; 0: no more than these."""
 
     def __post_init__(self) -> None:
         """Check the counts."""
-        if not 0 <= self.runners <= RUNNERS_MAX:
-            raise ValueError(f"{self.runners} runners are not possible: take 0 to {RUNNERS_MAX}")
-        if self.runners and self.engine == "torch" and self.model is None:
+        for count in (self.runners, self.runners_max):
+            if not 0 <= count <= RUNNERS_MAX:
+                raise ValueError(f"{count} runners are not possible: take 0 to {RUNNERS_MAX}")
+        if self.runners_max and self.runners_max < self.runners:
+            raise ValueError(f"at most {self.runners_max} runners are fewer than {self.runners}: take as many or more")
+        if self.most and self.engine == "torch" and self.model is None:
             raise ValueError("runners of torch need a model: name the folder of its config.json")
+
+    @property
+    def most(self) -> int:
+        """How many runners there may be."""
+        return max(self.runners, self.runners_max)
+
+    @property
+    def names(self) -> list[str]:
+        """All runners that there may be."""
+        return [f"runner-{number}" for number in range(self.most)]
 
 
 class LocalHub:
@@ -134,6 +153,8 @@ class LocalHub:
         self._nats: dict[str, NatsServer] = {}
         self._children: Children | None = None
         self._by_name: dict[str, Child] = {}
+        self._runners = [] if rollouts is None else rollouts.names[: rollouts.runners]
+        self._launching: Supervisor | None = None
         self._is_ready = False
         self._fallen: asyncio.Event | None = None
         self._fault: Fault | None = None
@@ -155,8 +176,8 @@ class LocalHub:
             rollout=None if self._rollouts is None else ProcessEntry(pids[ROLLOUT]),
             rollout_managers=[RegistryEntry(name, pids[name]) for name in self._managers()],
             runners=[
-                RunnerEntry(runner, pids[runner], self._rollouts.engine, self._agent_of(index), runner)
-                for index, runner in enumerate(self._runners())
+                RunnerEntry(runner, pids[runner], self._rollouts.engine, self._agent_of(runner), runner)
+                for runner in self._runners
                 if self._rollouts is not None
             ],
         )
@@ -167,7 +188,8 @@ class LocalHub:
         try:
             hub_file.remove(self._directory.path)
             self._children = Children(self._on_restart, self._on_fault)
-            runners = [User(Role.RUNNER, runner) for runner in self._runners()]
+            names = [] if self._rollouts is None else self._rollouts.names
+            runners = [User(Role.RUNNER, runner) for runner in names]
             self._keys.make([*OF_EVERY_HUB, *(User(Role.AGENT, agent) for agent in self._agents()), *runners])
             await self._start_nats(self._children)
             registry, planner = self._logs_in(User(Role.REGISTRY)), self._logs_in(User(Role.PLANNER))
@@ -183,6 +205,8 @@ class LocalHub:
             self._children.settle()
             self._is_ready = True
             hub_file.write(self._directory.path, self.hub)
+            if self._rollouts is not None and self._rollouts.most > self._rollouts.runners:
+                self._launch(self._rollouts)
             return self.hub
         except BaseException:
             await self.stop()
@@ -205,8 +229,48 @@ class LocalHub:
         for name in self._managers():
             own = {"TENSORHUB_ROLLOUT_ID": name, "TENSORHUB_LOG_REPLICAS": str(self._replicas)}
             await self._start(name, self._commands.rollout, own | manager)
-        for index, runner in enumerate(self._runners()):
-            await self._start(runner, self._commands.runner, self._of_runner(rollouts, runner, index))
+        for runner in self._runners:
+            await self._start(runner, self._commands.runner, self._of_runner(rollouts, runner))
+
+    def _launch(self, rollouts: LocalRollouts) -> None:
+        """Begin to follow how many runners the manager wishes for."""
+        registry = RegistryClient(rollouts.job, NatsAddress(self._nats_all, self._keys.path_of(CLIENT)))
+        manager = ManagerClient(registry)
+
+        async def ask(timeout_s: float) -> RolloutStatus:
+            deadline = asyncio.get_running_loop().time() + timeout_s
+            return await manager.ask("status", None, RolloutStatus, deadline)
+
+        async def follow() -> None:
+            async with registry:
+                await Launcher(self, ask, rollouts.runners, rollouts.most).run()
+
+        self._launching = Supervisor("runners that come and go", self._on_fault)
+        self._launching.start(follow(), "following what is wished for")
+
+    @property
+    def runners(self) -> tuple[str, ...]:
+        """The runners that are kept running."""
+        return tuple(self._runners)
+
+    async def start_runner(self, runner: str) -> None:
+        """Start one more runner, and keep it running."""
+        assert self._rollouts is not None
+        await self._start(runner, self._commands.runner, self._of_runner(self._rollouts, runner))
+        self._runners.append(runner)
+        self._write()
+
+    def notify_runner(self, runner: str) -> None:
+        """Tell a runner that it goes away soon, so that its responses move."""
+        assert self._children is not None
+        self._children.signal(self._by_name[runner], signal.SIGUSR1)
+
+    async def end_runner(self, runner: str) -> None:
+        """End a runner, and keep it no more."""
+        assert self._children is not None
+        await self._children.end(self._by_name.pop(runner))
+        self._runners.remove(runner)
+        self._write()
 
     async def stop(self) -> None:
         """Take `hub.json` away and end all processes, within a bound."""
@@ -214,6 +278,8 @@ class LocalHub:
             return
         self._is_ready = False
         hub_file.remove(self._directory.path)
+        if self._launching is not None:
+            await self._launching.close()
         if self._children is not None:
             await self._children.stop()
         self._free_segments()
@@ -281,14 +347,11 @@ class LocalHub:
     def _agents(self) -> list[str]:
         return [f"agent-{index}" for index in range(self._count)]
 
-    def _agent_of(self, runner: int) -> str:
-        return f"agent-{runner % self._count}"
+    def _agent_of(self, runner: str) -> str:
+        return f"agent-{_number_of(runner) % self._count}"
 
     def _managers(self) -> list[str]:
         return [] if self._rollouts is None else [f"rollout-{index}" for index in range(self._rollouts.managers)]
-
-    def _runners(self) -> list[str]:
-        return [] if self._rollouts is None else [f"runner-{index}" for index in range(self._rollouts.runners)]
 
     def _host(self, index: int) -> str:
         return f"host-{index % self._hosts}"
@@ -333,12 +396,12 @@ class LocalHub:
             "TENSORHUB_UCXX": self._environment.get("TENSORHUB_UCXX") or ("on" if self._hosts > 1 else "off"),
         }
 
-    def _of_runner(self, rollouts: LocalRollouts, runner: str, index: int) -> dict[str, str]:
+    def _of_runner(self, rollouts: LocalRollouts, runner: str) -> dict[str, str]:
         return {
             **self._logs_in(User(Role.RUNNER, runner)),
             "TENSORHUB_JOB": rollouts.job,
-            "TENSORHUB_AGENT": str(self._directory.socket(self._agent_of(index))),
-            "TENSORHUB_HOST": self._host(index % self._count),
+            "TENSORHUB_AGENT": str(self._directory.socket(self._agent_of(runner))),
+            "TENSORHUB_HOST": self._host(_number_of(runner) % self._count),
             "TENSORHUB_RUNNER_ID": runner,
             "TENSORHUB_RUNNER_ENGINE": rollouts.engine,
             "TENSORHUB_RUNNER_MODEL": "" if rollouts.model is None else str(rollouts.model.absolute()),
@@ -355,7 +418,7 @@ class LocalHub:
     async def _wait_ready(self) -> None:
         async with await self._connect() as bus:
             missing = [name for name in self._by_name if name not in self._nats]
-            bound_s = READY_TIMEOUT_S + (RUNNERS_READY_S if self._runners() else 0.0)
+            bound_s = READY_TIMEOUT_S + (RUNNERS_READY_S if self._runners else 0.0)
             try:
                 async with asyncio.timeout(bound_s):
                     while missing:
@@ -368,12 +431,19 @@ class LocalHub:
                 ) from None
 
     def _on_restart(self, _: Child) -> None:
-        if not self._is_ready:
-            return
+        if self._is_ready:
+            self._write()
+
+    def _write(self) -> None:
+        """Have `hub.json` name the processes that run now."""
         try:
             hub_file.write(self._directory.path, self.hub)
         except OSError as error:
             _log.warning("hub.json can't be written, so it names processes that are gone: %s", error)
+
+
+def _number_of(runner: str) -> int:
+    return int(runner.rpartition("-")[2])
 
 
 async def _wait_pong(bus: Bus, process: str) -> None:

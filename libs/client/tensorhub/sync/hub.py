@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from tensorhub._control.watch import Watched
     from tensorhub._rollouts.prompts import Sampling
     from tensorhub._tensors.description import Tensors
-    from tensorhub.aio.rollouts import RolloutPolicy
     from tensorhub.sync.rollouts import Rollouts
+    from tensorhub_common.protocol.rollout.entries import PolicyName
     from tensorhub_common.protocol.rollout.messages import OnUpdate
 
 
@@ -357,7 +357,7 @@ class Hub(NotCopyable):
         staleness: int = 0,
         max_age: int | None = None,
         on_update: "OnUpdate" = "continue",
-        policy: "RolloutPolicy" = "arrival",
+        policy: "PolicyName" = "arrival",
         sampling: "Sampling | None" = None,
         timeout_s: float = 30,
     ) -> "Rollouts":
@@ -380,7 +380,8 @@ class Hub(NotCopyable):
             on_update: What becomes of a response when its engine's weights change: "finish" ends it on the old
                 version, "continue" goes on with the new one from this token, its cache computed again, "keep" goes on
                 with the old cache, and "restart" begins it anew.
-            policy: How requests are placed. "arrival" is what this release does best; "rlboost" is that paper's.
+            policy: How requests are placed. "arrival" is what this release does best; "rlboost" is that paper's;
+                "streamrl" gives the longest responses instances of their own, by what their prompts let expect.
             sampling: How tokens are drawn.
             timeout_s: The bound in seconds.
 

@@ -400,6 +400,14 @@ class Settings:
         example="rollout-1",
         meaning="What a rollout manager calls itself. Several may run, each with a name of its own.",
     )
+    rollout_scale_window_s: float = _variable(
+        values.seconds(1),
+        "120",
+        unit="seconds",
+        example="600",
+        meaning="A rollout manager wishes for fewer instances only once no more were needed for so long, or for two "
+        "steps of the trainer where those are longer.",
+    )
     runner_id: str = _variable(
         values.name("runner"),
         "$TENSORHUB_HOST-runner",

@@ -46,6 +46,7 @@ from tensorhub_rollout.core.leader_events import (
     ReportCame,
 )
 from tensorhub_rollout.jobs.job import RolloutJob
+from tensorhub_rollout.policy.scale import ScaleLimits
 
 ROLE: Final = "rollout"
 LEASE_KEY: Final = "rollout"
@@ -91,7 +92,7 @@ class RolloutManager:
             replicas=settings.log_replicas,
             on_change=self._work.guarded(self._on_lease, "a change of the lease"),
         )
-        self._limits = LeaderLimits()
+        self._limits, self._scale = LeaderLimits(), ScaleLimits(window_s=settings.rollout_scale_window_s)
         self._job_list = JobList(bus, self._work, self._take_list, LIST_AGAIN_S, UNCERTAIN)
         self._aside: dict[str, SetAside] = {}
         """Jobs that could not go on, until they have gone on for long enough."""
@@ -268,7 +269,7 @@ class RolloutManager:
             self._follow(name)
 
     def _follow(self, name: str) -> None:
-        job = self.jobs[name] = RolloutJob(self._bus, name, self._process, self._limits)
+        job = self.jobs[name] = RolloutJob(self._bus, name, self._process, self._limits, self._scale)
         if self._lease.held:
             job.lead()
 

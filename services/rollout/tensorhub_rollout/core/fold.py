@@ -9,7 +9,7 @@ docs/design/rollouts/log.md has the rules. Invariants:
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from tensorhub_common.catalog.transitions import transition
 from tensorhub_common.errors import BadCommand, BadPrompt, InvalidName, StaleSender, TensorHubError
@@ -26,6 +26,7 @@ from tensorhub_common.protocol.rollout.entries import (
     GroupSubmitted,
     Lead,
     Payload,
+    PolicyName,
     RequestId,
     Scale,
     SdkSender,
@@ -132,12 +133,18 @@ class _Step:
                 check_name(what, name)
             except InvalidName as why:
                 raise _EntryRefused(InvalidName, str(why)) from None
+        if entry.policy not in get_args(PolicyName):
+            known = ", ".join(get_args(PolicyName))
+            raise _EntryRefused(
+                BadCommand, f"policy {entry.policy!r} is not known to this manager: take one of {known}"
+            )
         before = self.state.consumers.get(entry.name)
         if before is None and len(self.state.consumers) >= CONSUMERS_MAX:
             raise _EntryRefused(BadCommand, f"the job has {CONSUMERS_MAX} consumers already: use one of their names")
         if before is None or entry.epoch > before.epoch:
             dropped = () if before is None else self._drop_all(entry.name)
-            self.state.consumers[entry.name] = Consumer(entry.model, entry.epoch, self.seq, entry.nonce)
+            consumer = Consumer(entry.model, entry.epoch, self.seq, entry.nonce, policy=entry.policy)
+            self.state.consumers[entry.name] = consumer
             replaced = None if before is None else before.attachment
             return Attached(entry.name, entry.epoch, replaced, dropped)
         if entry.epoch < before.epoch:
@@ -155,6 +162,7 @@ class _Step:
         replaced = before.attachment
         before.model, before.attachment, before.nonce = entry.model, self.seq, entry.nonce
         before.n, before.last_seq, before.error, before.message = 0, 0, None, None
+        before.policy = entry.policy
         return Attached(entry.name, entry.epoch, replaced)
 
     def submit(self, entry: Submit) -> Submitted | Repeated:

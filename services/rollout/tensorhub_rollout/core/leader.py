@@ -17,7 +17,13 @@ from typing import Any, Final
 import msgspec
 
 from tensorhub_common.machine import Tick
-from tensorhub_common.protocol.rollout.entries import Attempt, ManagerEndReason, RequestEnded, RequestId
+from tensorhub_common.protocol.rollout.entries import (
+    DEFAULT_POLICY,
+    Attempt,
+    ManagerEndReason,
+    RequestEnded,
+    RequestId,
+)
 from tensorhub_common.protocol.rollout.messages import (
     TOKEN_BYTES,
     AbortRequest,
@@ -70,6 +76,7 @@ from tensorhub_rollout.core.leader_events import (
     Want,
     Withdraw,
 )
+from tensorhub_rollout.core.lengths import ResponseLengths
 from tensorhub_rollout.core.outcomes import Attached, Cancelled, Ended, Submitted
 from tensorhub_rollout.core.pinned_requests import PinnedRequests, why_gone
 from tensorhub_rollout.core.placements import Instance, OpenRequest, PastAttempt, Placement
@@ -136,6 +143,7 @@ class Leader:
         """All attempts that are not over."""
         self.requests: dict[RequestId, OpenRequest] = {}
         self.responses: dict[RequestId, Response] = {}
+        self.lengths = ResponseLengths(state, self._held)
         """Tokens of open requests, as far as this leader has them."""
         self.versions: dict[str, PublishedVersions] = {}
         """By model."""
@@ -263,6 +271,20 @@ class Leader:
     def meter(self, model: str) -> StepMeter:
         """Return what is measured of a model's steps."""
         return self._meters.setdefault(model, StepMeter())
+
+    def policy_of(self, model: str) -> str:
+        """Return how requests of a model are placed: as the trainer wants it that has attached last."""
+        consumers = [each for each in self.state.consumers.values() if each.model == model]
+        return max(consumers, key=lambda each: each.attachment).policy if consumers else DEFAULT_POLICY
+
+    def priority_of(self, of: RequestId) -> int:
+        """Return the priority of an open request: the higher, the sooner it begins."""
+        submission = self.state.submissions[of.submission]
+        return submission.groups[submission.requests[of.index].group].priority
+
+    def step_s(self) -> float:
+        """Return how long the longest of the models' last steps was, in seconds; 0: none was seen whole."""
+        return max((each.last.whole_s for each in self._meters.values() if each.last is not None), default=0.0)
 
     def view(self, model: str) -> FleetView:
         """Return what a policy sees of a model's requests and instances."""
@@ -701,6 +723,7 @@ class Leader:
                     self._open(of)
             case Ended(requests=gone) | Cancelled(requests=gone) | Attached(dropped=gone):
                 for of in gone:
+                    self.lengths.ended(of)
                     self._close(of)
             case _:
                 pass

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from tensorhub_common.protocol.rollout.entries import Attempt, EndReason, RequestId
+from tensorhub_common.protocol.rollout.entries import DEFAULT_POLICY, Attempt, EndReason, RequestId
 from tensorhub_rollout.core.transitions import RequestState
 
 DONE_IDS_MAX: Final = 262_144
@@ -88,7 +88,7 @@ class Submission(msgspec.Struct, forbid_unknown_fields=True):
     requests: dict[int, Request]
 
 
-class Consumer(msgspec.Struct, forbid_unknown_fields=True):
+class Consumer(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """One name under which a trainer takes responses."""
 
     model: str
@@ -110,6 +110,8 @@ class Consumer(msgspec.Struct, forbid_unknown_fields=True):
     """How many of its requests are open."""
     ended: dict[int, list[RequestId]] = {}
     """What ended and is not done, by the entry that ended it."""
+    policy: str = DEFAULT_POLICY
+    """How its requests are placed. The default is left out, so that earlier releases read the snapshot."""
 
 
 class StoredPayload(msgspec.Struct, forbid_unknown_fields=True):

@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import aclosing, suppress
 from functools import partial
+from statistics import fmean
 from typing import Final, NoReturn
 
 from tensorhub_common.bus.connection import Bus
@@ -33,7 +34,6 @@ from tensorhub_common.protocol.rollout.questions import (
     RolloutStatus,
     SeedingAnswer,
     SeedingQuestion,
-    SeedingState,
 )
 from tensorhub_common.runtime.supervision import Supervisor, log_only
 from tensorhub_rollout.core.answers import answer_outcome, answer_ready, answer_seeding, has_ready
@@ -66,6 +66,7 @@ from tensorhub_rollout.core.state import ANY_SITE, RolloutState
 from tensorhub_rollout.core.status import status_of
 from tensorhub_rollout.jobs.counts import RolloutCounts
 from tensorhub_rollout.jobs.entry_writer import EntryWriter
+from tensorhub_rollout.jobs.fleet_size import FleetSize
 from tensorhub_rollout.jobs.payload_reader import PayloadReader
 from tensorhub_rollout.jobs.payload_removal import PayloadRemoval
 from tensorhub_rollout.jobs.published_versions import VersionFollower
@@ -74,8 +75,11 @@ from tensorhub_rollout.jobs.runner_outbox import RunnerOutbox
 from tensorhub_rollout.jobs.snapshots import RolloutSnapshots, SnapshotMaker
 from tensorhub_rollout.policy.activation import ActivationLimits, Turns
 from tensorhub_rollout.policy.activation import decide as decide_versions
-from tensorhub_rollout.policy.balancing import BalancingLimits, balance
-from tensorhub_rollout.policy.plateau import fitted
+from tensorhub_rollout.policy.balancing import BalancingLimits
+from tensorhub_rollout.policy.dispatch import Pools
+from tensorhub_rollout.policy.placing import Knowledge, place
+from tensorhub_rollout.policy.plateau import StepModel, fitted
+from tensorhub_rollout.policy.scale import ScaleLimits
 from tensorhub_rollout.policy.view import MoveAction, PlaceAction, ReleaseAction
 
 OUTCOMES_MAX: Final = 4096
@@ -103,12 +107,12 @@ _log: Final = logger(__name__)
 class RolloutJob:
     """The rollouts of one job in one manager: `run` until cancelled, then `close`."""
 
-    def __init__(self, bus: Bus, job: str, manager: str, limits: LeaderLimits) -> None:
+    def __init__(self, bus: Bus, job: str, manager: str, limits: LeaderLimits, scale: ScaleLimits) -> None:
         """Prepare. `manager` names this process: no other one has ever had this name."""
         self.name, self.manager = job, manager
         self.state = RolloutState(job)
         self.leader: Leader | None = None
-        self._bus, self._limits = bus, limits
+        self._bus, self._limits, self._scale = bus, limits, scale
         self._log = RolloutLog(bus, job)
         self._created = ""
         """When the log was made: later ones are higher as text."""
@@ -123,10 +127,14 @@ class RolloutJob:
         self._recent: OrderedDict[int, Outcome] = OrderedDict()
         self._folded = asyncio.Condition()
         self._may_lead = False
+        self._steps: Mapping[str, StepModel] = {}
         self._plateaus: Mapping[str, int] = {}
         self._plateaus_at = 0.0
         self._turns: dict[str, Turns] = {}
         """By model."""
+        self._pools: dict[str, Pools] = {}
+        """By model."""
+        self._size = FleetSize(scale)
         self._is_unled = asyncio.Event()
         """Set while this manager has the lease and does not lead."""
         self.counts = RolloutCounts()
@@ -243,6 +251,8 @@ class RolloutJob:
         self._leading.start(self._look_at_room_always(), "looking at the room for payloads")
         self._note_unled()
         self._turns.clear()
+        self._pools.clear()
+        self._size = FleetSize(self._scale)
         for seen in self._versions.seen.values():
             self._tell(seen)
 
@@ -384,13 +394,19 @@ class RolloutJob:
         now = time.monotonic()
         if now - self._plateaus_at >= PLATEAU_LOOK_S:
             self._plateaus_at = now
-            self._plateaus = plateaus_of(leader)
+            self._steps = steps_of(leader)
+            self._plateaus = plateaus_of(leader, self._steps)
         for model in leader.fleet.models():
             view = leader.view(model)
             wanted, self._turns[model] = decide_versions(view, self._turns.get(model, Turns()), ACTIVATION, now)
             for want in wanted:
                 self._tell(Want(want.runner, want.version))
-            for action in balance(view, BALANCING, self._plateaus):
+            known = Knowledge(
+                self._plateaus, self._steps, partial(leader.lengths.estimate, now=now), leader.priority_of
+            )
+            pools = self._pools.get(model, Pools())
+            actions, self._pools[model] = place(leader.policy_of(model), view, known, pools, BALANCING, now)
+            for action in actions:
                 match action:
                     case PlaceAction(request=of, runner=runner):
                         self._tell(Place(of, runner))
@@ -398,6 +414,9 @@ class RolloutJob:
                         self._tell(Withdraw(of, target))
                     case ReleaseAction(request=of):
                         self._tell(Withdraw(of))
+        wished = self._size.look(leader, self._plateaus, self.state.wished.get(ANY_SITE), now)
+        if wished is not None and self._writer is not None:
+            self._writer.scale(wished.instances, wished.reason)
 
     async def _look_at_room_always(self) -> NoReturn:
         """Tell the leader how much payloads may have: an operator may change that."""
@@ -435,18 +454,9 @@ class RolloutJob:
         if self.leader is None:
             raise self._leads_not()
         answer = answer_seeding(self.state, question, self.leader.meter, self._versions.root_of)
-        if answer.state is not None and answer.state != question.state:
-            self._wish(answer.state)
+        if answer.state is not None and answer.state.version >= 0:
+            self._size.learnt(answer.state.remote_max, time.monotonic())
         return answer
-
-    def _wish(self, learnt: SeedingState) -> None:
-        """Have it written how many remote instances are worth having, where that has changed."""
-        known = self.state.wished.get(ANY_SITE)
-        if self._writer is None or learnt.version < 0 or (known is not None and known.instances == learnt.remote_max):
-            return
-        work = f"had work for {learnt.remote_max} with {learnt.seed_s:.1f} s of seeding"
-        reason = f"the step that version {learnt.version} ended {work}"
-        self._writer.scale(learnt.remote_max, reason)
 
     def status(self) -> RolloutStatus:
         """Return the state of the job's rollouts. Raises `RolloutUnavailable` where this manager doesn't lead."""
@@ -474,13 +484,13 @@ class RolloutJob:
         return True
 
 
-def plateaus_of(leader: Leader) -> dict[str, int]:
-    """Return by runner the batch size from which on its engine is not faster, where enough was measured."""
-    found: dict[str, int] = {}
-    for runner, instance in leader.instances.items():
-        steps = leader.measured(runner)
-        model = fitted(steps)
-        if model is not None:
-            context = sum(each.context_tokens for each in steps) / len(steps)
-            found[runner] = model.plateau(context, instance.slots)
-    return found
+def steps_of(leader: Leader) -> dict[str, StepModel]:
+    """Return by runner how long a step of its engine takes, where enough was measured."""
+    models = ((runner, fitted(leader.measured(runner))) for runner in leader.instances)
+    return {runner: model for runner, model in models if model is not None}
+
+
+def plateaus_of(leader: Leader, steps: Mapping[str, StepModel]) -> dict[str, int]:
+    """Return by runner the batch size from which on its engine is not faster, at the context that it had."""
+    contexts = {runner: fmean(each.context_tokens for each in leader.measured(runner)) for runner in steps}
+    return {runner: model.plateau(contexts[runner], leader.instances[runner].slots) for runner, model in steps.items()}

@@ -46,12 +46,12 @@ def balance(view: FleetView, limits: BalancingLimits, plateaus: Mapping[str, int
 
     Nothing moves in a look that places: the view of the next one has the placements.
     """
-    released = _release(view)
+    given_back = released(view)
     placed = _select(view, limits)
-    return (*released, *placed) or _migrate(view, plateaus)
+    return (*given_back, *placed) or _migrate(view, plateaus)
 
 
-def _release(view: FleetView) -> tuple[ReleaseAction, ...]:
+def released(view: FleetView) -> tuple[ReleaseAction, ...]:
     """Take all from instances that go away: what they have made so far goes on elsewhere (section 4.2)."""
     return tuple(
         ReleaseAction(request, each.runner, "its machine goes away soon")

@@ -3,9 +3,11 @@
 from hashlib import sha256
 from typing import Any
 
+import msgspec
 import pytest
 
 from tensorhub_common.protocol.rollout.entries import (
+    DEFAULT_POLICY,
     AnyEntry,
     Attach,
     Attempt,
@@ -385,3 +387,20 @@ def test_what_is_no_entry_changes_nothing_and_no_entry_is_folded_twice(log: Log)
 )
 def test_what_can_not_be_read_says_why(verb: str, body: bytes, reason: str) -> None:
     assert decode(verb, body) == UnreadableEntry(verb, reason)
+
+
+def test_the_policy_is_what_the_latest_trainer_wants_and_one_that_is_not_known_is_refused(log: Log) -> None:
+    """The default is said by nothing, in the log and in a snapshot: an earlier release refuses fields that it lacks."""
+    said = msgspec.json.decode(encode(Attach("main", "policy", 0, "n", DEFAULT_POLICY)))
+    assert said.keys() == {"verb", "name", "model", "epoch", "nonce"}
+    assert "policy" not in msgspec.msgpack.decode(encode_state(log.state))["consumers"]["main"]
+    log.say(Attach("main", "policy", 0, "n", "streamrl"))
+    assert log.state.consumers["main"].policy == "streamrl"
+    assert decode_state(encode_state(log.state)).consumers["main"].policy == "streamrl"
+    log.attach()
+    assert log.state.consumers["main"].policy == DEFAULT_POLICY
+    error, message = refusal(log.say(Attach("main", "policy", 0, "n", "fastest")))
+    assert (error, message) == (
+        "BadCommand",
+        "policy 'fastest' is not known to this manager: take one of arrival, rlboost, streamrl",
+    )

@@ -52,6 +52,15 @@ def up(  # noqa: PLR0917 (typer makes an option of each)
             show_default="no manager",
         ),
     ] = None,
+    runners_max: Annotated[
+        int | None,
+        typer.Option(
+            help="Run up to so many while the manager wishes for more than K, and retire them again.",
+            parser=options.whole(1, RUNNERS_MAX),
+            metavar="K",
+            show_default="no more than --runners",
+        ),
+    ] = None,
     engine: Annotated[
         str, typer.Option(help="The runners' engine: torch, or your own as module:function.", metavar="E")
     ] = "torch",
@@ -83,7 +92,7 @@ def up(  # noqa: PLR0917 (typer makes an option of each)
         registries=registries,
         nats_nodes=nats_nodes,
         site=settings.site,
-        rollouts=_rollouts(runners, engine, model, name),
+        rollouts=_rollouts(runners, runners_max, engine, model, name),
     )
     need("a hub", *SERVER_NEEDS, extra="server")
     need("an agent", *AGENT_NEEDS, *(("ucxx",) if hosts > 1 and settings.ucxx else ()), extra="agent")
@@ -91,17 +100,23 @@ def up(  # noqa: PLR0917 (typer makes an option of each)
     raise Interrupted(number)
 
 
-def _rollouts(runners: int | None, engine: str, model: Path | None, job: str) -> LocalRollouts | None:
-    if runners is None:
+def _rollouts(
+    runners: int | None, runners_max: int | None, engine: str, model: Path | None, job: str
+) -> LocalRollouts | None:
+    if runners is None and runners_max is None:
         return None
-    if runners and engine == "torch" and model is None:
+    least = runners or 0
+    most = least if runners_max is None else runners_max
+    if most < least:
+        raise typer.BadParameter(f"{most} are fewer than the {least} of --runners", param_hint="--runners-max")
+    if most and engine == "torch" and model is None:
         raise typer.BadParameter(
             "runners of torch need a model: name the folder of its config.json, as in --model ./my-model",
             param_hint="--model",
         )
     if model is not None and not (model / "config.json").is_file():
         raise typer.BadParameter(f"there is no config.json in {model}", param_hint="--model")
-    return LocalRollouts(runners, engine, model, job)
+    return LocalRollouts(least, engine, model, job, runners_max=most)
 
 
 def say_ready(hub: HubFile, directory: Path, job: str) -> None:

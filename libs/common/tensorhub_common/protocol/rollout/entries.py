@@ -41,6 +41,11 @@ class RequestId(msgspec.Struct, frozen=True, array_like=True, order=True):
     index: Count
 
 
+PolicyName = Literal["arrival", "rlboost", "streamrl"]
+"""How requests are placed."""
+DEFAULT_POLICY: Final[PolicyName] = "arrival"
+
+
 class Payload(msgspec.Struct, frozen=True):
     """Bytes in the job's payload stream: their digest (64 hexadecimal digits) and how many they are."""
 
@@ -55,7 +60,9 @@ class SdkSender(msgspec.Struct, frozen=True):
     n: Count
 
 
-class Attach(msgspec.Struct, frozen=True, tag_field="verb", tag="attach", forbid_unknown_fields=True):
+class Attach(
+    msgspec.Struct, frozen=True, tag_field="verb", tag="attach", forbid_unknown_fields=True, omit_defaults=True
+):
     """A trainer takes a consumer's name. A higher epoch drops all that an earlier one left."""
 
     name: str
@@ -63,6 +70,8 @@ class Attach(msgspec.Struct, frozen=True, tag_field="verb", tag="attach", forbid
     epoch: Count
     nonce: str
     """Chosen for this attachment, so that its sender knows its own entry again."""
+    policy: str = DEFAULT_POLICY
+    """How requests are placed: one of `PolicyName`. The default is not said, so that earlier releases read the rest."""
 
 
 class GroupSubmitted(msgspec.Struct, frozen=True):

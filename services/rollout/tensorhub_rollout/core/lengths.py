@@ -1,0 +1,62 @@
+"""What is expected of the lengths of a leader's open requests, from its fold and the tokens that it holds. Pure.
+
+Groups of equal digest (prompt, sampling, version and size) are one prompt to the length model. What is expected of a
+group is kept for `KEPT_S`, or until one of it ends: each look of a policy asks for all, which may be thousands.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from tensorhub_common.protocol.rollout.entries import RequestId
+from tensorhub_rollout.core.state import Group, RolloutState
+from tensorhub_rollout.policy.lengths import LengthEstimate, LengthLimits, LengthModel
+
+KEPT_S: Final = 1.0
+"""What is expected of a group is used for so long, though its responses have grown."""
+GROUPS_MAX: Final = 65_536
+"""Of so many groups it is kept; then all is forgotten, and looked at anew."""
+LENGTH_LIMITS: Final = LengthLimits()
+
+_EndedFor = frozenset({"stop", "length"})
+
+
+class ResponseLengths:
+    """The lengths of one job's responses, as one leader learns them."""
+
+    def __init__(self, state: RolloutState, held: Callable[[RequestId], int]) -> None:
+        """Learn from what has ended and is not done. `held` returns how many tokens of a request are here."""
+        self._state, self._held = state, held
+        self._model = LengthModel(LENGTH_LIMITS)
+        self._expected: dict[tuple[int, int], tuple[float, LengthEstimate]] = {}
+        """By submission and group: until when it counts, and what is expected of one without tokens."""
+        for of, _, request in state.requests():
+            if request.end is not None:
+                self.ended(of)
+
+    def ended(self, of: RequestId) -> None:
+        """Learn from a request that has ended, where that tells of its length."""
+        request = self._state.request(of)
+        if request is None or request.end is None or request.end.reason not in _EndedFor:
+            return
+        group = self._state.submissions[of.submission].groups[request.group]
+        self._model.finished(group.digest, request.end.tokens)
+        self._expected.pop((of.submission, request.group), None)
+
+    def estimate(self, of: RequestId, now: float) -> LengthEstimate:
+        """Return how long the response of an open request will be."""
+        submission = self._state.submissions[of.submission]
+        number = submission.requests[of.index].group
+        until, expected = self._expected.get((of.submission, number), (now, None))
+        if expected is None or now >= until:
+            expected = self._of_group(of.submission, submission.groups[number])
+            if len(self._expected) >= GROUPS_MAX:
+                self._expected.clear()
+            self._expected[of.submission, number] = now + KEPT_S, expected
+        made = self._held(of)
+        return msgspec.structs.replace(expected, made=made) if made else expected
+
+    def _of_group(self, seq: int, group: Group) -> LengthEstimate:
+        members = (RequestId(seq, index) for index in range(group.first, group.first + group.size))
+        return self._model.estimate(group.digest, 0, [count for of in members if (count := self._held(of))])

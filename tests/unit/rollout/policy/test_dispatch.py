@@ -1,0 +1,155 @@
+"""StreamRL's placement: the tail on instances of its own, the longest first, and what no view may lead to."""
+
+import math
+from collections.abc import Callable, Mapping
+from itertools import count
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensorhub_common.protocol.rollout.entries import RequestId
+from tensorhub_rollout.policy.balancing import BalancingLimits
+from tensorhub_rollout.policy.dispatch import DIVIDED_S, Pools, dispatch
+from tensorhub_rollout.policy.lengths import Knowledge, LengthEstimate
+from tensorhub_rollout.policy.plateau import StepModel
+from tensorhub_rollout.policy.view import FleetView, InstanceView, PlaceAction, ReleaseAction
+
+LIMITS = BalancingLimits(pending_max=100)
+STEPS = StepModel(0.01, 0.001, 0.0)
+NUMBERS = count()
+
+
+def requests(number: int) -> tuple[RequestId, ...]:
+    return tuple(RequestId(1, next(NUMBERS)) for _ in range(number))
+
+
+def known(tokens: Mapping[RequestId, float]) -> Callable[[RequestId], LengthEstimate]:
+    """Return estimates that are right to a thousandth."""
+    return lambda of: LengthEstimate(math.log(tokens[of]), 0.001, 0, Knowledge.FINISHED)
+
+
+def flat(_: RequestId) -> int:
+    """Return one priority for all."""
+    return 0
+
+
+def idle(*names: str, slots: int = 16) -> tuple[InstanceView, ...]:
+    return tuple(InstanceView(name, slots, (), ()) for name in names)
+
+
+def test_the_tail_has_instances_of_its_own_and_the_longest_go_first() -> None:
+    """20 of 1,000 tokens and 80 of 100 on 4 instances of 16: three serve the tail (test_skew.py has the times)."""
+    long, short = requests(20), requests(80)
+    tokens = {of: 1000.0 + at for at, of in enumerate(long)} | dict.fromkeys(short, 100.0)
+    view = FleetView((*short, *long), idle("a", "b", "c", "d"), 1)
+    actions, pools = dispatch(view, known(tokens), dict.fromkeys("abcd", STEPS), Pools(), LIMITS, flat, 0.0)
+    assert pools.tail == {"a", "b", "c"}
+    placed = [each for each in actions if isinstance(each, PlaceAction)]
+    assert {each.runner for each in placed if each.request in long} == pools.tail
+    assert {each.runner for each in placed if each.request in short} == {"d"}
+    assert [each.request for each in placed[:20]] == [*reversed(long)]
+    assert [each.runner for each in placed[:4]] == ["a", "b", "c", "c"]
+    assert "about 1019 tokens, of the tail" in placed[0].reason
+
+
+def test_when_the_short_ones_are_done_all_instances_serve_the_tail_and_those_that_did_stay() -> None:
+    long = requests(40)
+    tokens = dict.fromkeys(long, 1000.0)
+    instances = (InstanceView("a", 16, (), long[:16]), InstanceView("b", 16, (), ()))
+    before = Pools(frozenset({"b"}))
+    _, pools = dispatch(FleetView(long[16:], instances, 1), known(tokens), {}, before, LIMITS, flat, 0.0)
+    assert "b" in pools.tail
+    _, pools = dispatch(FleetView(long[16:18], instances[1:], 1), known(tokens), {}, before, LIMITS, flat, 0.0)
+    assert pools.tail <= {"b"}
+    _, pools = dispatch(FleetView((), instances, 1), known(tokens), {}, before, LIMITS, flat, 0.0)
+    assert pools.tail <= {"a", "b"}
+    assert dispatch(FleetView((), idle("a"), 1), known({}), {}, before, LIMITS, flat, 0.0)[1].tail == frozenset()
+
+
+def test_a_fleet_is_divided_anew_after_a_while_and_where_instances_come_or_go() -> None:
+    long, short = requests(4), requests(16)
+    tokens = dict.fromkeys(long, 1000.0) | dict.fromkeys(short, 10.0)
+    everything, tail = FleetView((*long, *short), idle("a", "b"), 1), FleetView(long, idle("a", "b"), 1)
+    _, first = dispatch(everything, known(tokens), {}, Pools(), LIMITS, flat, 5.0)
+    assert (first.among, first.divided_at) == (frozenset("ab"), 5.0)
+    assert 10 < first.shortest <= 1000
+    assert dispatch(tail, known(tokens), {}, first, LIMITS, flat, 5.0 + DIVIDED_S / 2)[1] == first
+    _, again = dispatch(tail, known(tokens), {}, first, LIMITS, flat, 5.0 + DIVIDED_S)
+    assert again.divided_at == 5.0 + DIVIDED_S
+    _, other = dispatch(FleetView(long, idle("a"), 1), known(tokens), {}, first, LIMITS, flat, 5.1)
+    assert (other.among, other.divided_at) == (frozenset("a"), 5.1)
+
+
+def test_an_instance_that_goes_away_gives_all_back_and_takes_nothing() -> None:
+    one, two = requests(2)
+    leaving = InstanceView("a", 8, (one,), (two,), takes_more=False, is_leaving=True)
+    (waiting,) = requests(1)
+    view = FleetView((waiting,), (leaving, *idle("b")), 1)
+    actions, _ = dispatch(view, known({one: 5.0, two: 9.0, waiting: 7.0}), {}, Pools(), LIMITS, flat, 0.0)
+    assert {each.request for each in actions if isinstance(each, ReleaseAction)} == {one, two}
+    assert [each.runner for each in actions if isinstance(each, PlaceAction)] == ["b"]
+
+
+def test_what_may_kill_its_instance_is_tried_alone_and_room_is_made_for_it() -> None:
+    suspect, other, busy = requests(3)
+    tokens = {suspect: 100.0, other: 10.0, busy: 10.0}
+    alone = frozenset({suspect})
+    view = FleetView((other, suspect), idle("a"), 1, alone)
+    actions, _ = dispatch(view, known(tokens), {}, Pools(), LIMITS, flat, 0.0)
+    assert [each.request for each in actions if isinstance(each, PlaceAction)] == [suspect]
+    view = FleetView((other, suspect), (InstanceView("a", 8, (busy,), ()),), 1, alone)
+    assert dispatch(view, known(tokens), {}, Pools(), LIMITS, flat, 0.0)[0] == (), "a is to be free for it"
+
+
+def test_what_has_priority_goes_first_and_what_is_for_one_version_goes_where_that_is() -> None:
+    long, urgent, old = requests(3)
+    tokens = {long: 1000.0, urgent: 10.0, old: 5000.0}
+    kept = InstanceView("kept", 8, (), (), version=1, version_wanted=1)
+    new = InstanceView("new", 8, (), (), version=2)
+    view = FleetView((long, urgent, old), (kept, new), 1, pinned={old: 1}, newest=2)
+    actions, pools = dispatch(view, known(tokens), {}, Pools(), LIMITS, lambda of: int(of == urgent), 0.0)
+    assert [(each.request, each.runner) for each in actions if isinstance(each, PlaceAction)] == [
+        (urgent, "new"),
+        (old, "kept"),
+        (long, "new"),
+    ]
+    assert "kept" not in pools.tail
+
+
+@given(st.data())
+def test_whatever_the_fleet_is_no_limit_is_passed_and_no_request_placed_twice(data: st.DataObject) -> None:
+    names = data.draw(st.lists(st.sampled_from("abcdef"), unique=True, max_size=6))
+    instances, tokens = list[InstanceView](), dict[RequestId, float]()
+    lengths = st.floats(1, 1e6)
+
+    def some(most: int) -> tuple[RequestId, ...]:
+        made = requests(data.draw(st.integers(0, most)))
+        tokens.update({of: data.draw(lengths) for of in made})
+        return made
+
+    for name in names:
+        takes, keeps = data.draw(st.booleans()), data.draw(st.booleans())
+        instances.append(
+            InstanceView(
+                name, data.draw(st.integers(1, 8)), some(4), some(4), takes_more=takes, version=1 if keeps else 2,
+                version_wanted=1 if keeps else "newest",
+            )
+        )  # fmt: skip
+    waiting = some(30)
+    pinned = {of: data.draw(st.sampled_from([1, 2])) for of in waiting if data.draw(st.booleans())}
+    view = FleetView(waiting, tuple(instances), 1, pinned=pinned, newest=2)
+    steps = {name: STEPS for name in names if data.draw(st.booleans())}
+    limits = BalancingLimits(pending_max=3)
+    actions, pools = dispatch(view, known(tokens), steps, Pools(frozenset("ab")), limits, flat, 0.0)
+    placed = [each for each in actions if isinstance(each, PlaceAction)]
+    by_name = {each.runner: each for each in instances}
+    assert len({each.request for each in placed}) == len(placed)
+    assert pools.tail <= {name for name, each in by_name.items() if each.takes_more}
+    for action in placed:
+        assert by_name[action.runner].takes_more
+        assert view.fits(action.request, by_name[action.runner])
+    for name, there in by_name.items():
+        more = sum(action.runner == name for action in placed)
+        assert not more or len(there.pending) + more <= limits.pending_max
+    if all(each.takes_more and not each.pending for each in instances):
+        assert placed or not any(view.fits(of, each) for of in waiting for each in instances), "an idle fleet begins"
