@@ -25,6 +25,7 @@ from tests.kit.waiting import until_answer
 
 import tensorhub
 from tensorhub.local.hub import LocalRollouts, ServiceCommands
+from tensorhub_common.protocol.rollout.entries import DEFAULT_POLICY, PolicyName
 from tensorhub_common.protocol.rollout.questions import RolloutStatus
 
 ENGINE: Final = "tests.kit.fake_engine:load"
@@ -235,9 +236,11 @@ async def rollout_job(
         yield RolloutJob(hub, "default", trainer, weights, verdict)
 
 
-async def struck(job: RolloutJob, blow: Callable[[], Awaitable[object]], groups: int = 12) -> float:
+async def struck(
+    job: RolloutJob, blow: Callable[[], Awaitable[object]], groups: int = 12, *, policy: PolicyName = DEFAULT_POLICY
+) -> float:
     """Submit, strike once tokens are made, take all; return how long all took. Raises AssertionError if one is lost."""
-    rollouts = await job.attach()
+    rollouts = await job.attach(policy=policy)
     await job.until_serving(rollouts, 1)
     began = time.monotonic()
     await job.submit(rollouts, groups)

@@ -16,6 +16,7 @@ engine were measured, a step is taken to last as long for one request as for man
 import math
 import statistics
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Final
 
 import msgspec
@@ -33,7 +34,7 @@ _UNMEASURED: Final = StepModel(1.0, 0.0, 0.0)
 
 
 class Pools(msgspec.Struct, frozen=True):
-    """How the fleet is divided, and since when."""
+    """How the fleet is divided, and what was found then."""
 
     tail: frozenset[str] = frozenset()
     """Which instances serve the tail."""
@@ -42,6 +43,10 @@ class Pools(msgspec.Struct, frozen=True):
     among: frozenset[str] = frozenset()
     """The instances that were divided."""
     divided_at: float = -math.inf
+    load: Mapping[str, float] = {}
+    """How many tokens each instance was to make, by prediction."""
+    order: Mapping[RequestId, float] = {}
+    """What waited, in the order in which it is to be placed, with the predicted lengths."""
 
 
 def dispatch(
@@ -55,13 +60,17 @@ def dispatch(
 ) -> tuple[tuple[Action, ...], Pools]:
     """Return what to place, and how the fleet is divided from now on. `steps`: by runner, where known.
 
-    The fleet is divided anew every `DIVIDED_S`, and where instances have come or gone.
+    The fleet is divided anew every `DIVIDED_S`, and where instances have come or gone. Between two divisions, what has
+    come since goes before what waited then.
     """
     takers = [each for each in view.instances if each.takes_more and not view.is_kept_back(each)]
     if pools.among != {each.runner for each in takers} or now - pools.divided_at >= DIVIDED_S:
-        pools = _divided(view, takers, estimate, steps, pools, now)
+        pools = _divided(view, takers, estimate, steps, pools, priority, now)
+    placed = list[PlaceAction]()
     has_room = any(each.takes_more and len(each.pending) < limits.pending_max for each in view.instances)
-    placed = _placed(view, estimate, priority, pools, limits) if has_room and view.waiting else ()
+    if has_room and view.waiting:
+        placed, load = _placed(view, estimate, priority, pools, limits)
+        pools = msgspec.structs.replace(pools, load=load)
     return (*released(view), *placed), pools
 
 
@@ -71,6 +80,7 @@ def _divided(
     estimate: Callable[[RequestId], LengthEstimate],
     steps: Mapping[str, StepModel],
     pools: Pools,
+    priority: Callable[[RequestId], int],
     now: float,
 ) -> Pools:
     """Return how the fleet is divided for all that is open."""
@@ -87,7 +97,18 @@ def _divided(
     ).tail_instances
     chosen = _tail_instances(takers, pools, count, size, tail)
     shortest = min((size[of] for of in tail), default=math.inf)
-    return Pools(chosen, shortest, frozenset(each.runner for each in takers), now)
+    load = {each.runner: sum(size[of] for of in (*each.executing, *each.pending)) for each in view.instances}
+    order = _ordered([*view.waiting], lengths, priority)
+    return Pools(chosen, shortest, frozenset(each.runner for each in takers), now, load, order)
+
+
+def _ordered(
+    waiting: list[RequestId], lengths: Mapping[RequestId, LengthEstimate], priority: Callable[[RequestId], int]
+) -> dict[RequestId, float]:
+    """Return the predicted lengths of requests, in the order in which they are to be placed."""
+    size = {of: lengths[of].median for of in waiting}
+    waiting.sort(key=lambda of: (-priority(of), not lengths[of].made, -size[of]))
+    return {of: size[of] for of in waiting}
 
 
 def _steps_of(takers: list[InstanceView], steps: Mapping[str, StepModel]) -> StepModel:
@@ -123,30 +144,36 @@ def _placed(
     priority: Callable[[RequestId], int],
     pools: Pools,
     limits: BalancingLimits,
-) -> list[PlaceAction]:
+) -> tuple[list[PlaceAction], dict[str, float]]:
+    """Return what to place, and what each instance is to make with it."""
     by_name = {each.runner: each for each in view.instances if each.takes_more}
-    pending = {name: len(each.pending) for name, each in by_name.items()}
-    load = {name: sum(estimate(of).median for of in (*each.executing, *each.pending)) for name, each in by_name.items()}
+    room = {name: limits.pending_max - len(each.pending) for name, each in by_name.items()}
+    load = {name: pools.load.get(name, 0.0) for name in by_name}
     every = {name for name, each in by_name.items() if not view.is_kept_back(each)}
     tail = pools.tail & every
-    lengths = {of: estimate(of) for of in view.waiting}
-    size = {of: each.median for of, each in lengths.items()}
-    order = sorted(view.waiting, key=lambda of: (-priority(of), not lengths[of].made, -size[of]))
+    rest = every - tail
+    waiting = set(view.waiting)
+    fresh = [of for of in view.waiting if of not in pools.order]
+    fresh_order = _ordered(fresh, {of: estimate(of) for of in fresh}, priority)
     actions: list[PlaceAction] = []
-    for of in order:
-        is_tail = size[of] >= pools.shortest
-        part = by_name.keys() if of in view.pinned else (tail if is_tail else every - tail) or every
-        limit = 1 if of in view.alone else limits.pending_max
-        free = [name for name in part if pending[name] < limit and view.fits(of, by_name[name])]
+    for of, size in chain(fresh_order.items(), pools.order.items()):
+        if of not in waiting:
+            continue
+        if all(left <= 0 for left in room.values()):
+            break
+        is_tail, is_alone = size >= pools.shortest, of in view.alone
+        part = by_name.keys() if of in view.pinned else (tail if is_tail else rest) or every
+        least = limits.pending_max if is_alone else 1
+        free = [name for name in part if room[name] >= least and view.fits(of, by_name[name])]
         if not free:
-            if of in view.alone and part:
+            if is_alone and part:
                 # Nothing else is placed where it could go, so that nothing is pending there soon.
-                pending[min(part, key=lambda name: (pending[name], name))] = limits.pending_max
+                room[max(part, key=lambda name: (room[name], name))] = 0
             continue
         runner = min(free, key=lambda name: (load[name], name))
         which = "the tail" if is_tail else "the rest"
-        actions.append(PlaceAction(of, runner, f"about {size[of]:.0f} tokens, of {which}: it has the least to do"))
+        actions.append(PlaceAction(of, runner, f"about {size:.0f} tokens, of {which}: it has the least to do"))
         # Nothing else is placed beside one that may kill its instance.
-        pending[runner] = limits.pending_max if of in view.alone else pending[runner] + 1
-        load[runner] += size[of]
-    return actions
+        room[runner] = 0 if is_alone else room[runner] - 1
+        load[runner] += size
+    return actions, load

@@ -73,7 +73,8 @@ def test_a_fleet_is_divided_anew_after_a_while_and_where_instances_come_or_go() 
     _, first = dispatch(everything, known(tokens), {}, Pools(), LIMITS, flat, 5.0)
     assert (first.among, first.divided_at) == (frozenset("ab"), 5.0)
     assert 10 < first.shortest <= 1000
-    assert dispatch(tail, known(tokens), {}, first, LIMITS, flat, 5.0 + DIVIDED_S / 2)[1] == first
+    _, then = dispatch(tail, known(tokens), {}, first, LIMITS, flat, 5.0 + DIVIDED_S / 2)
+    assert (then.tail, then.shortest, then.divided_at) == (first.tail, first.shortest, 5.0)
     _, again = dispatch(tail, known(tokens), {}, first, LIMITS, flat, 5.0 + DIVIDED_S)
     assert again.divided_at == 5.0 + DIVIDED_S
     _, other = dispatch(FleetView(long, idle("a"), 1), known(tokens), {}, first, LIMITS, flat, 5.1)
@@ -114,6 +115,22 @@ def test_what_has_priority_goes_first_and_what_is_for_one_version_goes_where_tha
         (long, "new"),
     ]
     assert "kept" not in pools.tail
+
+
+def test_what_has_come_since_goes_first_and_what_is_placed_counts_until_the_next_division() -> None:
+    known_ones, late = requests(3), requests(1)
+    tokens = {of: 100.0 * (1 + at) for at, of in enumerate((*known_ones, *late))}
+    limits = BalancingLimits(pending_max=1)
+    view = FleetView(known_ones, idle("a"), 1)
+    actions, pools = dispatch(view, known(tokens), {}, Pools(), limits, flat, 0.0)
+    assert [each.request for each in actions if isinstance(each, PlaceAction)] == [known_ones[2]]
+    assert 299 < pools.load["a"] < 301
+    view = FleetView((*known_ones[:2], *late), idle("a"), 1)
+    actions, pools = dispatch(view, known(tokens), {}, pools, limits, flat, 0.1)
+    assert [each.request for each in actions if isinstance(each, PlaceAction)] == [*late]
+    assert 699 < pools.load["a"] < 701
+    full = FleetView(known_ones[:2], (InstanceView("a", 8, late, ()),), 1)
+    assert dispatch(full, known(tokens), {}, pools, limits, flat, 0.2) == ((), pools)
 
 
 @given(st.data())
