@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tensorhub._rollouts.prompts import Prompt as Prompt
     from tensorhub._rollouts.prompts import Sampling as Sampling
     from tensorhub._rollouts.responses import Response as Response
+    from tensorhub._rollouts.responses import Staleness as Staleness
     from tensorhub._rollouts.responses import TokenRun as TokenRun
     from tensorhub.aio.hub import AsyncHub as AsyncHub
     from tensorhub.aio.hub import connect_async as connect_async
@@ -63,6 +64,7 @@ _MODULES = {
     "Shard": "tensorhub.sync.hub",
     "ShardInfo": "tensorhub_common.protocol.queries",
     "SourceReport": "tensorhub_common.protocol.worker",
+    "Staleness": "tensorhub._rollouts.responses",
     "TensorSpec": "tensorhub.specs",
     "TokenRun": "tensorhub._rollouts.responses",
     "VersionInfo": "tensorhub_common.protocol.queries",

@@ -1,5 +1,7 @@
 """Responses as a trainer gets them."""
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,7 +22,8 @@ class TokenRun:
     """Tokens `start` to `end` (exclusive) of a response were made by one attempt on one version.
 
     `kv`: whether the run began with a cache of its own version (`fresh`, `recomputed`), or with one of a version before
-    (`kept`). `root` is the digest of the version's bytes at that instance.
+    (`kept`). `root` is the digest of the version's bytes at that instance. `age`: how many newer versions there are, as
+    of the response's delivery.
     """
 
     start: int
@@ -30,6 +33,7 @@ class TokenRun:
     instance: str
     attempt: tuple[int, int]
     kv: Kv
+    age: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,6 +61,31 @@ class Response:
     """How many newer versions are published than that of its oldest token, as of its delivery."""
 
 
+@dataclass(frozen=True, slots=True)
+class Staleness:
+    """How old what a batch has is, in versions: by age, how many tokens, responses and groups have it.
+
+    The age of a token is how many newer versions were published when its response was delivered. That of a response is
+    the age of its oldest token, and that of a group the age of its oldest response in the batch.
+    """
+
+    tokens: dict[int, int]
+    responses: dict[int, int]
+    groups: dict[int, int]
+
+
+def staleness_of(responses: Iterable[Response]) -> Staleness:
+    """Count ages. A response without a token has none."""
+    tokens, ages, groups = Counter[int](), Counter[int](), dict[str, int]()
+    for each in responses:
+        for run in each.runs:
+            tokens[run.age] += run.end - run.start
+        if each.runs:
+            ages[each.age] += 1
+            groups[each.group] = max(each.age, groups.get(each.group, 0))
+    return Staleness(*(dict(sorted(each.items())) for each in (tokens, ages, Counter(groups.values()))))
+
+
 def response_of(
     ended: EndedRequest, prompts: SubmittedPrompts, stored: StoredTokens | None, published: tuple[int, ...]
 ) -> Response:
@@ -64,11 +93,10 @@ def response_of(
     prompt = prompts.prompts[ended.group_index]
     tokens = b"" if stored is None else stored.tokens
     count = len(tokens) // 4
-    runs = () if stored is None else _runs(stored, count)
+    runs = () if stored is None else _runs(stored, count, published)
     versions = np.empty(count, np.int64)
     for run in runs:
         versions[run.start : run.end] = run.version
-    oldest = min((run.version for run in runs), default=None)
     reason: EndReason = ended.reason
     return Response(
         group=ended.group,
@@ -82,14 +110,23 @@ def response_of(
         error=ended.error,
         seed=request_seed(prompts.sampling.seed, ended.group, ended.index_in_group),
         metadata=msgspec.json.decode(prompt.metadata) if prompt.metadata else None,
-        age=0 if oldest is None else sum(each > oldest for each in published),
+        age=max((run.age for run in runs), default=0),
     )
 
 
-def _runs(stored: StoredTokens, count: int) -> tuple[TokenRun, ...]:
+def _runs(stored: StoredTokens, count: int, published: tuple[int, ...]) -> tuple[TokenRun, ...]:
     ends = [*(run.start for run in stored.runs[1:]), count]
     return tuple(
-        TokenRun(run.start, end, run.version, run.root, run.instance, _pair(run.attempt), run.kv)
+        TokenRun(
+            run.start,
+            end,
+            run.version,
+            run.root,
+            run.instance,
+            _pair(run.attempt),
+            run.kv,
+            sum(each > run.version for each in published),
+        )
         for run, end in zip(stored.runs, ends, strict=True)
         if run.start < end
     )

@@ -17,7 +17,7 @@ from tensorhub._control.registry_client import RegistryClient
 from tensorhub._rollouts.collector import Collector
 from tensorhub._rollouts.manager_client import ManagerClient
 from tensorhub._rollouts.prompts import Prompt, Sampling, checked_prompts
-from tensorhub._rollouts.responses import Response, response_of
+from tensorhub._rollouts.responses import Response, Staleness, response_of, staleness_of
 from tensorhub.aio.lifetime import NotCopyable
 from tensorhub.aio.seeding import Seeding, SeedingClock, SeedingTrainer
 from tensorhub.errors import closed_error
@@ -85,6 +85,11 @@ class AsyncBatch:
         self.responses = responses
         """In groups, each in the order in which its responses ended."""
         self._rollouts, self._requests = rollouts, requests
+
+    @property
+    def staleness(self) -> Staleness:
+        """How many tokens, responses and groups of it are how many versions old."""
+        return staleness_of(self.responses)
 
     async def done(self, *, timeout_s: float = SUBMIT_S) -> None:
         """Acknowledge the responses: they don't come again. A second call does nothing.

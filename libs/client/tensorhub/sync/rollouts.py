@@ -5,7 +5,7 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from tensorhub._rollouts.responses import Response
+from tensorhub._rollouts.responses import Response, Staleness
 from tensorhub.aio.lifetime import NotCopyable
 from tensorhub.aio.rollouts import AsyncBatch, AsyncRollouts
 from tensorhub.aio.seeding import Seeding
@@ -25,6 +25,11 @@ class Batch:
     def responses(self) -> tuple[Response, ...]:
         """In groups, each in the order in which its responses ended."""
         return self._twin.responses
+
+    @property
+    def staleness(self) -> Staleness:
+        """How many tokens, responses and groups of it are how many versions old."""
+        return self._twin.staleness
 
     done = blocking(AsyncBatch.done)
     """Acknowledge the responses; see `AsyncBatch.done`."""

@@ -1,0 +1,38 @@
+"""Responses as a trainer gets them: each token's version, and how old what a batch has is."""
+
+import numpy as np
+
+from tensorhub._rollouts.responses import Response, Staleness, response_of, staleness_of
+from tensorhub_common.protocol.rollout.entries import Attempt, RequestId
+from tensorhub_common.protocol.rollout.messages import Sampling, TokenRun, VersionRule
+from tensorhub_common.protocol.rollout.payloads import StoredTokens, SubmittedPrompt, SubmittedPrompts
+from tensorhub_common.protocol.rollout.questions import EndedRequest
+
+PUBLISHED = (1, 2, 4, 7)
+
+
+def response(group: str, *runs: tuple[int, int]) -> Response:
+    """Return a response that has so many tokens of each version."""
+    stored, at = list[TokenRun](), 0
+    for version, count in runs:
+        stored.append(TokenRun(at, version, f"root-{version}", "runner-0", Attempt(1, 1)))
+        at += count
+    ended = EndedRequest(RequestId(1, 0), 2, group, 0, 4, 0, "prompts", 0, "stop", at)
+    prompts = SubmittedPrompts(Sampling(8, 7), VersionRule(), (SubmittedPrompt(b""),), "nonce")
+    tokens = StoredTokens(bytes(4 * at), bytes(4 * at), tuple(stored)) if at else None
+    return response_of(ended, prompts, tokens, PUBLISHED)
+
+
+def test_ages_count_versions_that_are_published_and_not_numbers() -> None:
+    made = response("a", (1, 3), (4, 2), (7, 1))
+    assert [run.age for run in made.runs] == [3, 1, 0]
+    assert made.age == 3
+    assert np.array_equal(made.versions, [1, 1, 1, 4, 4, 7])
+
+
+def test_a_batch_says_how_old_its_tokens_responses_and_groups_are() -> None:
+    batch = [response("a", (1, 3), (4, 2)), response("a", (7, 5)), response("b", (4, 1)), response("c")]
+    assert staleness_of(batch) == Staleness(
+        tokens={0: 5, 1: 3, 3: 3}, responses={0: 1, 1: 1, 3: 1}, groups={1: 1, 3: 1}
+    )
+    assert staleness_of([]) == Staleness({}, {}, {})
