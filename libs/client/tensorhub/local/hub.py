@@ -268,9 +268,10 @@ class LocalHub:
     async def end_runner(self, runner: str) -> None:
         """End a runner, and keep it no more."""
         assert self._children is not None
-        await self._children.end(self._by_name.pop(runner))
         self._runners.remove(runner)
+        child = self._by_name.pop(runner)
         self._write()
+        await self._children.end(child)
 
     async def stop(self) -> None:
         """Take `hub.json` away and end all processes, within a bound."""
