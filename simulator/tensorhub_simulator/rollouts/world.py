@@ -91,7 +91,7 @@ from tensorhub_rollout.policy.activation import ActivationLimits, Turns
 from tensorhub_rollout.policy.activation import decide as decide_versions
 from tensorhub_rollout.policy.balancing import BalancingLimits
 from tensorhub_rollout.policy.dispatch import Pools
-from tensorhub_rollout.policy.placing import Knowledge, place
+from tensorhub_rollout.policy.placing import PlacingFacts, place
 from tensorhub_rollout.policy.plateau import StepModel
 from tensorhub_rollout.policy.view import MoveAction, PlaceAction, ReleaseAction
 from tensorhub_runner.core.runner import Runner, RunnerLimits
@@ -451,7 +451,7 @@ class RolloutWorld:
         for want in wanted:
             self._tell_leader(manager, Want(want.runner, want.version))
         pending = {each.runner: len(each.pending) for each in view.instances}
-        known = Knowledge(
+        known = PlacingFacts(
             dict.fromkeys(leader.instances, 2),
             dict.fromkeys(leader.instances, STEPS),
             partial(leader.lengths.estimate, now=self.agenda.now),

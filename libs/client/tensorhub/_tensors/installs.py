@@ -24,6 +24,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from tensorhub._tensors.description import bind, rebind
@@ -146,13 +147,19 @@ class Mapped:
             fd, version = lent
             try:
                 memory = map_readonly(fd, self._layout)
-                shown_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+                rebind(self._described, self.tensors, tensors_at(self._layout, memory))
+                self.version, self.has_let_go = version, False
+                self._watch(fd)
             finally:
                 os.close(fd)
-            self._close_shown()
+
+    def _watch(self, fd: int) -> None:
+        """Keep a description without a lock of what is shown. Without a descriptor to spare it is not asked back."""
+        self._close_shown()
+        self._shown_fd, self._close_shown = None, lambda: None
+        with suppress(OSError):
+            shown_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
             self._shown_fd, self._close_shown = shown_fd, weakref.finalize(self, os.close, shown_fd)
-            rebind(self._described, self.tensors, tensors_at(self._layout, memory))
-            self.version, self.has_let_go = version, False
 
     @property
     def is_asked_back(self) -> bool:

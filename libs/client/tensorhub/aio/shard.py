@@ -298,7 +298,8 @@ class AsyncShard(NotCopyable):
         """Stop showing the publisher's memory, so that it may be overwritten: a mapped shard's tensors are zeros then.
 
         They show zeros until the next `replicate` or `update` brings a version. An engine that calls this computes
-        nothing meanwhile. Views and arrays of the tensors still map the memory: drop them too.
+        nothing meanwhile. Views and arrays of the tensors still map the memory: drop them too. A read that is under way
+        may return the version that was let go of; call again then.
 
         Examples:
             >>> if shard.is_asked_back:

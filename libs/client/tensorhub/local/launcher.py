@@ -19,7 +19,7 @@ LOOK_S: Final = 1.0
 ASK_S: Final = 5.0
 """So long it is waited for; then it is asked again."""
 DRAIN_S_MAX: Final = 60.0
-"""So long a runner that is to go may have responses; then it ends, and they go on elsewhere from their last token."""
+"""So long a runner that is to go may have responses; then it ends at the next look, and they go on elsewhere."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -78,12 +78,15 @@ class Launcher:
             await self._follow(found)
 
     async def _follow(self, found: RolloutStatus) -> None:
+        if not found.has_gathered:
+            # Who is missing there may have work all the same.
+            return
         now = asyncio.get_running_loop().time()
         wished = self.least if found.wished is None else found.wished
         target = min(max(wished, self.least), self.most)
         names = tuple(f"runner-{number}" for number in range(self.most))
         todo = changes(names, self.processes.runners, self.leaving, found.instances, target, now)
-        if todo.start or todo.notify:
+        if todo.start or todo.end:
             _log.info("%d runner(s) are wished for, of %d to %d", wished, self.least, self.most)
         for runner in todo.start:
             try:
@@ -93,11 +96,11 @@ class Launcher:
                 _log.warning("%s can't be started: %s", runner, why)
                 break
         for runner in todo.notify:
-            self.leaving[runner] = now
+            self.leaving.setdefault(runner, now)
             self.processes.notify_runner(runner)
         for runner in todo.end:
+            self.leaving.pop(runner, None)
             await self.processes.end_runner(runner)
-            del self.leaving[runner]
 
 
 def changes(
@@ -124,12 +127,15 @@ def changes(
             return False, 0, -names.index(runner)
         return at.version_kept is not None, at.pending + at.executing, -names.index(runner)
 
-    notify = sorted(staying, key=worth)[: max(0, len(staying) - target)]
+    going = sorted(staying, key=worth)[: max(0, len(staying) - target)]
+    # One that was told and restarted since, or did not hear it, is told again. One that still starts has nothing.
+    notify = [each for each in (*going, *leaving) if each in by_name and by_name[each].state != "leaving"]
 
     def has_ended(runner: str, since: float) -> bool:
         at = by_name.get(runner)
-        is_told = at is None or at.state == "leaving"
-        return now - since >= DRAIN_S_MAX or (is_told and (at is None or not at.pending + at.executing))
+        has_none = at is None or (at.state == "leaving" and not at.pending + at.executing)
+        return has_none or now - since >= DRAIN_S_MAX
 
-    end = [runner for runner, since in leaving.items() if has_ended(runner, since)]
-    return Changes(tuple(start), tuple(notify), tuple(end))
+    unheard = [each for each in going if each not in by_name]
+    end = [*unheard, *(each for each, since in leaving.items() if has_ended(each, since))]
+    return Changes(tuple(start), tuple(each for each in notify if each not in end), tuple(end))

@@ -133,8 +133,9 @@ class Segment:
             os.close(fd)
 
     def ask_back(self, *, is_wanted: bool) -> None:
-        """Have whoever maps it see that it is to be written, or is no more."""
-        segment_locks.ask_back(self.fd, is_wanted=is_wanted)
+        """Have whoever maps it see that it is to be written, or is no more. Where that can't be said, they don't."""
+        with contextlib.suppress(OSError):
+            segment_locks.ask_back(self.fd, is_wanted=is_wanted)
 
     def _reopen(self, flags: int) -> int:
         # Going through /proc gives an open file description of its own, with its own access mode, also after unlink.

@@ -9,7 +9,7 @@ docs/design/rollouts/log.md has the rules. Invariants:
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 from tensorhub_common.catalog.transitions import transition
 from tensorhub_common.errors import BadCommand, BadPrompt, InvalidName, StaleSender, TensorHubError
@@ -26,7 +26,6 @@ from tensorhub_common.protocol.rollout.entries import (
     GroupSubmitted,
     Lead,
     Payload,
-    PolicyName,
     RequestId,
     Scale,
     SdkSender,
@@ -133,11 +132,6 @@ class _Step:
                 check_name(what, name)
             except InvalidName as why:
                 raise _EntryRefused(InvalidName, str(why)) from None
-        if entry.policy not in get_args(PolicyName):
-            known = ", ".join(get_args(PolicyName))
-            raise _EntryRefused(
-                BadCommand, f"policy {entry.policy!r} is not known to this manager: take one of {known}"
-            )
         before = self.state.consumers.get(entry.name)
         if before is None and len(self.state.consumers) >= CONSUMERS_MAX:
             raise _EntryRefused(BadCommand, f"the job has {CONSUMERS_MAX} consumers already: use one of their names")

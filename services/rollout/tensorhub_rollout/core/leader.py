@@ -143,8 +143,8 @@ class Leader:
         """All attempts that are not over."""
         self.requests: dict[RequestId, OpenRequest] = {}
         self.responses: dict[RequestId, Response] = {}
-        self.lengths = ResponseLengths(state, self._held)
         """Tokens of open requests, as far as this leader has them."""
+        self.lengths = ResponseLengths(state, self._held)
         self.versions: dict[str, PublishedVersions] = {}
         """By model."""
         self._hub: dict[str, VersionsSeen] = {}

@@ -133,7 +133,7 @@ class Instance:
     @property
     def takes_more(self) -> bool:
         """Whether requests may be placed on it."""
-        return self.has_reported and not self.is_leaving and self.version is not None
+        return self.has_reported and not self.is_leaving and self.version is not None and self.slots > 0
 
     @property
     def awaits_version(self) -> bool:

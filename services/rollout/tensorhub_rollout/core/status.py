@@ -65,6 +65,7 @@ def status_of(leader: Leader) -> RolloutStatus:
         round(sum(each.tokens_per_s for each in leader.instances.values()), 1),
         state.payload_bytes,
         state.wished[ANY_SITE].instances if ANY_SITE in state.wished else None,
+        leader.fleet.has_gathered,
     )
 
 

@@ -14,6 +14,8 @@ SCALE_LOOK_S: Final = 1.0
 """How often it is judged how many instances are worth having."""
 SCALE_STEPS: Final = 2.0
 """What was needed within so many steps of the trainer is needed still."""
+STEP_S_MAX: Final = 1800.0
+"""A longer step was a trainer that was away."""
 
 
 class FleetSize:
@@ -41,7 +43,7 @@ class FleetSize:
         if known is not None and not self._state.peaks:
             # A new leader takes none away before it has looked for as long as the one before.
             self._state = ScaleState((Peak(now, known.instances),))
-        window_s = max(self._limits.window_s, SCALE_STEPS * leader.step_s())
+        window_s = max(self._limits.window_s, SCALE_STEPS * min(leader.step_s(), STEP_S_MAX))
         limits = msgspec.structs.replace(self._limits, window_s=window_s)
         open_ = len(leader.requests)
         batch = _batch(leader, plateaus) or max(1, open_)

@@ -77,7 +77,7 @@ from tensorhub_rollout.policy.activation import ActivationLimits, Turns
 from tensorhub_rollout.policy.activation import decide as decide_versions
 from tensorhub_rollout.policy.balancing import BalancingLimits
 from tensorhub_rollout.policy.dispatch import Pools
-from tensorhub_rollout.policy.placing import Knowledge, place
+from tensorhub_rollout.policy.placing import PlacingFacts, place
 from tensorhub_rollout.policy.plateau import StepModel, fitted
 from tensorhub_rollout.policy.scale import ScaleLimits
 from tensorhub_rollout.policy.view import MoveAction, PlaceAction, ReleaseAction
@@ -401,7 +401,7 @@ class RolloutJob:
             wanted, self._turns[model] = decide_versions(view, self._turns.get(model, Turns()), ACTIVATION, now)
             for want in wanted:
                 self._tell(Want(want.runner, want.version))
-            known = Knowledge(
+            known = PlacingFacts(
                 self._plateaus, self._steps, partial(leader.lengths.estimate, now=now), leader.priority_of
             )
             pools = self._pools.get(model, Pools())

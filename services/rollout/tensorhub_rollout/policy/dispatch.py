@@ -3,7 +3,7 @@
 The open requests with the longest predicted responses are the tail (`skew.tail_of`), and as many instances serve it as
 end all soonest (`skew.divided`). Requests wait at the manager until an instance of their part has fewer than
 `pending_max` pending, the longest first, each for the one with the least to do. So the division follows what is left of
-a step: when short responses are done, all instances serve the tail.
+a step: when short responses are done, all instances serve the tail. An instance without any work takes of both parts.
 
 Two things are not of the paper. What has a higher priority goes first, and what has begun before what has not. A
 request that is for one version alone goes where that is, whatever part it is of; an instance that keeps an older
@@ -15,8 +15,8 @@ engine were measured, a step is taken to last as long for one request as for man
 
 import math
 import statistics
-from collections.abc import Callable, Mapping
-from itertools import chain
+from collections.abc import Callable, Iterable, Mapping
+from heapq import merge
 from typing import Final
 
 import msgspec
@@ -33,20 +33,43 @@ DIVIDED_S: Final = 1.0
 _UNMEASURED: Final = StepModel(1.0, 0.0, 0.0)
 
 
+class Rank(msgspec.Struct, frozen=True, order=True):
+    """When a waiting request is placed: lower ranks first."""
+
+    less_urgent: int
+    is_new: bool
+    less_long: float
+    left: float
+    """How many tokens are to be made, by prediction."""
+
+    @classmethod
+    def of(cls, length: LengthEstimate, priority: int) -> "Rank":
+        """Return the rank of a request."""
+        size = length.median
+        return cls(-priority, not length.made, -size, max(1.0, size - length.made))
+
+    @property
+    def size(self) -> float:
+        """How long its response will be, in tokens."""
+        return -self.less_long
+
+
 class Pools(msgspec.Struct, frozen=True):
     """How the fleet is divided, and what was found then."""
 
     tail: frozenset[str] = frozenset()
     """Which instances serve the tail."""
-    shortest: float = math.inf
-    """The predicted length, in tokens, from which a response is of the tail."""
+    tail_requests: frozenset[RequestId] = frozenset()
+    """The tail. Of what has come since, it is what is longer than all others."""
+    rest_longest: float = math.inf
+    """The longest predicted length, in tokens, of what is not of the tail."""
     among: frozenset[str] = frozenset()
     """The instances that were divided."""
     divided_at: float = -math.inf
     load: Mapping[str, float] = {}
-    """How many tokens each instance was to make, by prediction."""
-    order: Mapping[RequestId, float] = {}
-    """What waited, in the order in which it is to be placed, with the predicted lengths."""
+    """How many tokens each instance is still to make, by prediction."""
+    order: Mapping[RequestId, Rank] = {}
+    """What waited, in the order in which it is to be placed."""
 
 
 def dispatch(
@@ -60,8 +83,7 @@ def dispatch(
 ) -> tuple[tuple[Action, ...], Pools]:
     """Return what to place, and how the fleet is divided from now on. `steps`: by runner, where known.
 
-    The fleet is divided anew every `DIVIDED_S`, and where instances have come or gone. Between two divisions, what has
-    come since goes before what waited then.
+    The fleet is divided anew every `DIVIDED_S`, and where instances have come or gone.
     """
     takers = [each for each in view.instances if each.takes_more and not view.is_kept_back(each)]
     if pools.among != {each.runner for each in takers} or now - pools.divided_at >= DIVIDED_S:
@@ -89,26 +111,30 @@ def _divided(
     requests = [*lengths]
     size = {of: lengths[of].median for of in requests}
     tail = {requests[at] for at in tail_of([*size.values()])}
-    fleet = Fleet(len(takers), min((each.slots for each in takers), default=1), _steps_of(takers, steps))
+    fleet = Fleet(len(takers), min((max(1, each.slots) for each in takers), default=1), _steps_of(takers, steps))
     count = divided(
         _part([of for of in requests if of in tail], lengths, TAIL_QUANTILE),
         _part([of for of in requests if of not in tail], lengths, REST_QUANTILE),
         fleet,
     ).tail_instances
     chosen = _tail_instances(takers, pools, count, size, tail)
-    shortest = min((size[of] for of in tail), default=math.inf)
-    load = {each.runner: sum(size[of] for of in (*each.executing, *each.pending)) for each in view.instances}
-    order = _ordered([*view.waiting], lengths, priority)
-    return Pools(chosen, shortest, frozenset(each.runner for each in takers), now, load, order)
+    rest_longest = max((size[of] for of in requests if of not in tail), default=math.inf)
+    left = {of: max(1.0, size[of] - lengths[of].made) for of in requests}
+    load = {each.runner: sum(left[of] for of in (*each.executing, *each.pending)) for each in view.instances}
+    order = _ordered(view.waiting, lengths.__getitem__, priority)
+    among = frozenset(each.runner for each in takers)
+    return Pools(chosen, frozenset(tail), rest_longest, among, now, load, order)
 
 
 def _ordered(
-    waiting: list[RequestId], lengths: Mapping[RequestId, LengthEstimate], priority: Callable[[RequestId], int]
-) -> dict[RequestId, float]:
-    """Return the predicted lengths of requests, in the order in which they are to be placed."""
-    size = {of: lengths[of].median for of in waiting}
-    waiting.sort(key=lambda of: (-priority(of), not lengths[of].made, -size[of]))
-    return {of: size[of] for of in waiting}
+    waiting: Iterable[RequestId],
+    estimate: Callable[[RequestId], LengthEstimate],
+    priority: Callable[[RequestId], int],
+) -> dict[RequestId, Rank]:
+    """Return the ranks of requests, in their order."""
+    ranks = [(of, Rank.of(estimate(of), priority(of))) for of in waiting]
+    ranks.sort(key=lambda each: each[1])
+    return dict(ranks)
 
 
 def _steps_of(takers: list[InstanceView], steps: Mapping[str, StepModel]) -> StepModel:
@@ -152,19 +178,25 @@ def _placed(
     every = {name for name, each in by_name.items() if not view.is_kept_back(each)}
     tail = pools.tail & every
     rest = every - tail
+    idle = {name for name in every if not (by_name[name].executing or by_name[name].pending)}
     waiting = set(view.waiting)
-    fresh = [of for of in view.waiting if of not in pools.order]
-    fresh_order = _ordered(fresh, {of: estimate(of) for of in fresh}, priority)
+    fresh = _ordered((of for of in view.waiting if of not in pools.order), estimate, priority)
+    known = ((of, rank) for of, rank in pools.order.items() if of in waiting)
     actions: list[PlaceAction] = []
-    for of, size in chain(fresh_order.items(), pools.order.items()):
-        if of not in waiting:
-            continue
+    for of, rank in merge(fresh.items(), known, key=lambda each: each[1]):
         if all(left <= 0 for left in room.values()):
             break
-        is_tail, is_alone = size >= pools.shortest, of in view.alone
-        part = by_name.keys() if of in view.pinned else (tail if is_tail else rest) or every
+        is_tail = of in pools.tail_requests or (of in fresh and rank.size > pools.rest_longest)
+        is_alone = of in view.alone
+        if of in view.pinned:
+            part = [name for name, each in by_name.items() if view.fits(of, each)]
+        else:
+            part = [*((tail if is_tail else rest) or every)]
         least = limits.pending_max if is_alone else 1
-        free = [name for name in part if room[name] >= least and view.fits(of, by_name[name])]
+        # An instance without work is of use to the other part too.
+        free = [name for name in part if room[name] >= least] or [
+            name for name in idle if room[name] >= least and of not in view.pinned
+        ]
         if not free:
             if is_alone and part:
                 # Nothing else is placed where it could go, so that nothing is pending there soon.
@@ -172,8 +204,9 @@ def _placed(
             continue
         runner = min(free, key=lambda name: (load[name], name))
         which = "the tail" if is_tail else "the rest"
-        actions.append(PlaceAction(of, runner, f"about {size:.0f} tokens, of {which}: it has the least to do"))
+        actions.append(PlaceAction(of, runner, f"about {rank.size:.0f} tokens, of {which}: it has the least to do"))
         # Nothing else is placed beside one that may kill its instance.
         room[runner] = 0 if is_alone else room[runner] - 1
-        load[runner] += size
+        load[runner] += rank.left
+        idle.discard(runner)
     return actions, load

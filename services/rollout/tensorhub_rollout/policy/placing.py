@@ -15,7 +15,7 @@ from tensorhub_rollout.policy.view import Action, FleetView
 STREAMRL: Final = "streamrl"
 
 
-class Knowledge(msgspec.Struct, frozen=True):
+class PlacingFacts(msgspec.Struct, frozen=True):
     """What is known beside the view. By runner: the plateau of its batch size, and how long its steps take."""
 
     plateaus: Mapping[str, int]
@@ -26,7 +26,7 @@ class Knowledge(msgspec.Struct, frozen=True):
 
 
 def place(
-    policy: str, view: FleetView, known: Knowledge, pools: Pools, limits: BalancingLimits, now: float
+    policy: str, view: FleetView, known: PlacingFacts, pools: Pools, limits: BalancingLimits, now: float
 ) -> tuple[tuple[Action, ...], Pools]:
     """Return what to place and what to move, and the state of the policy after it."""
     if policy == STREAMRL:

@@ -9,6 +9,7 @@ from typing import Final
 from opentelemetry.metrics import Meter
 
 import tensorhub
+from tensorhub.aio.shard import AsyncShard
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.config.settings import Settings
 from tensorhub_common.errors import TensorHubError
@@ -26,6 +27,9 @@ from tensorhub_runner.core.runner_events import PreemptionNoticed
 ROLE: Final = "runner"
 RELEASE_S_MAX: Final = 1.0
 """So long the hub is given to let go of the replica when the process ends."""
+RELEASE_LEAVING_S_MAX: Final = 3.0
+"""The same for a runner that does not come again: a wait of its follower's goes on at the agent for a second."""
+RELEASE_AGAIN_S: Final = 0.1
 NOTICE: Final = signal.SIGUSR1
 """The machine goes away soon: the runner takes no new request, and the leader moves what it has."""
 
@@ -40,6 +44,8 @@ class RunnerService:
         self._bus, self._settings = bus, settings
         self._work = Supervisor(f"runner {self.id!r}")
         self._hub: tensorhub.AsyncHub | None = None
+        self._shard: AsyncShard | None = None
+        self._is_leaving = False
         self.link: LeaderLink | None = None
         """From when the engine is loaded on."""
         self._record_pause = recorder(meter, "tensorhub.runner.load.pause")
@@ -61,7 +67,7 @@ class RunnerService:
         # This process has a runner's key. The SDK in it is a worker, whose key its agent names.
         os.environ.pop("TENSORHUB_CREDENTIALS", None)
         self._hub = await tensorhub.connect_async(job=job)
-        shard = await self._hub.register(
+        shard = self._shard = await self._hub.register(
             settings.runner_hub_model,
             loaded.module,
             replica=settings.runner_replica or self.id,
@@ -92,6 +98,8 @@ class RunnerService:
         await self._work.close()
         if self.link is not None:
             self.link.thread.close()
+        if self._shard is not None and self._is_leaving:
+            await self._release(self._shard)
         if self._hub is not None:
             try:
                 await self._hub.close(timeout_s=RELEASE_S_MAX)
@@ -99,7 +107,21 @@ class RunnerService:
                 # The wait for a newer version goes on at the agent for seconds, for instance.
                 _log.info("the replica stays with the agent, for the next process", why=str(why))
 
+    async def _release(self, shard: AsyncShard) -> None:
+        """Give the memory of a runner back that does not come again. A wait for a newer version ends first."""
+        try:
+            async with asyncio.timeout(RELEASE_LEAVING_S_MAX):
+                while True:
+                    try:
+                        await shard.release(timeout_s=RELEASE_S_MAX)
+                        return
+                    except tensorhub.ReplicaConflict:
+                        await asyncio.sleep(RELEASE_AGAIN_S)
+        except (TimeoutError, TensorHubError) as why:
+            _log.info("the replica stays with the agent", why=str(why))
+
     def _on_notice(self, link: LeaderLink) -> None:
+        self._is_leaving = True
         _log.warning("the machine goes away soon")
         link.tell(PreemptionNoticed())
 

@@ -72,9 +72,9 @@ def test_a_fleet_is_divided_anew_after_a_while_and_where_instances_come_or_go() 
     everything, tail = FleetView((*long, *short), idle("a", "b"), 1), FleetView(long, idle("a", "b"), 1)
     _, first = dispatch(everything, known(tokens), {}, Pools(), LIMITS, flat, 5.0)
     assert (first.among, first.divided_at) == (frozenset("ab"), 5.0)
-    assert 10 < first.shortest <= 1000
+    assert first.tail_requests == {*long}
     _, then = dispatch(tail, known(tokens), {}, first, LIMITS, flat, 5.0 + DIVIDED_S / 2)
-    assert (then.tail, then.shortest, then.divided_at) == (first.tail, first.shortest, 5.0)
+    assert (then.tail, then.tail_requests, then.divided_at) == (first.tail, first.tail_requests, 5.0)
     _, again = dispatch(tail, known(tokens), {}, first, LIMITS, flat, 5.0 + DIVIDED_S)
     assert again.divided_at == 5.0 + DIVIDED_S
     _, other = dispatch(FleetView(long, idle("a"), 1), known(tokens), {}, first, LIMITS, flat, 5.1)
@@ -117,7 +117,7 @@ def test_what_has_priority_goes_first_and_what_is_for_one_version_goes_where_tha
     assert "kept" not in pools.tail
 
 
-def test_what_has_come_since_goes_first_and_what_is_placed_counts_until_the_next_division() -> None:
+def test_what_has_come_since_takes_its_place_and_what_is_placed_counts_until_the_next_division() -> None:
     known_ones, late = requests(3), requests(1)
     tokens = {of: 100.0 * (1 + at) for at, of in enumerate((*known_ones, *late))}
     limits = BalancingLimits(pending_max=1)
@@ -131,6 +131,66 @@ def test_what_has_come_since_goes_first_and_what_is_placed_counts_until_the_next
     assert 699 < pools.load["a"] < 701
     full = FleetView(known_ones[:2], (InstanceView("a", 8, late, ()),), 1)
     assert dispatch(full, known(tokens), {}, pools, limits, flat, 0.2) == ((), pools)
+
+
+def test_where_all_are_expected_to_be_equal_the_whole_fleet_works() -> None:
+    """Nothing is known of new prompts: a fifth of them is the tail all the same, and no more."""
+    new = requests(100)
+    view = FleetView(new, idle("a", "b", "c", "d"), 1)
+    actions, pools = dispatch(view, known(dict.fromkeys(new, 256.0)), {}, Pools(), LIMITS, flat, 0.0)
+    assert len(pools.tail_requests) == 20
+    assert {each.runner for each in actions if isinstance(each, PlaceAction)} == set("abcd")
+
+
+def test_an_instance_without_work_takes_of_the_other_part() -> None:
+    long, short = requests(1), requests(9)
+    tokens = dict.fromkeys(long, 1000.0) | dict.fromkeys(short, 10.0)
+    pools = Pools(frozenset("a"), frozenset(long), 10.0, frozenset("ab"), 0.0)
+    busy = InstanceView("b", 8, requests(1), ())
+    limits = BalancingLimits(pending_max=1)
+    view = FleetView(short, (*idle("a"), busy), 1)
+    placed = dispatch(view, known(tokens), {}, pools, limits, flat, 0.1)[0]
+    assert [each.runner for each in placed if isinstance(each, PlaceAction)] == ["a"]
+
+
+def test_priority_holds_for_what_has_come_since_too() -> None:
+    first, late, busy = requests(2), requests(2), requests(1)
+    tokens = dict.fromkeys((*first, *late, *busy), 100.0)
+    limits = BalancingLimits(pending_max=1)
+
+    def priority(of: RequestId) -> int:
+        return int(of in first)
+
+    full = FleetView(first, (InstanceView("a", 8, busy, ()),), 1)
+    actions, pools = dispatch(full, known(tokens), {}, Pools(), limits, priority, 0.0)
+    assert actions == ()
+    view = FleetView((*first, *late), idle("a"), 1)
+    actions, _ = dispatch(view, known(tokens), {}, pools, limits, priority, 0.1)
+    assert [each.request in first for each in actions if isinstance(each, PlaceAction)] == [True]
+
+
+def test_what_is_still_to_be_made_is_the_load() -> None:
+    """One of 10,000 tokens that has nearly all of them is less than one of 1,500 that has none."""
+    nearly, fresh = requests(2)
+    tokens, made = {nearly: 10_000.0, fresh: 1500.0}, {nearly: 9900}
+
+    def estimate(of: RequestId) -> LengthEstimate:
+        return LengthEstimate(math.log(tokens[of]), 0.001, made.get(of, 0), Knowledge.FINISHED)
+
+    instances = InstanceView("a", 8, (), (nearly,)), InstanceView("b", 8, (), (fresh,))
+    _, pools = dispatch(FleetView((), instances, 1), estimate, {}, Pools(), LIMITS, flat, 0.0)
+    assert 90 < pools.load["a"] < 110
+    assert 1490 < pools.load["b"] < 1510
+
+
+def test_what_is_pinned_and_tried_alone_makes_room_where_its_version_is() -> None:
+    suspect, other, busy = requests(3)
+    tokens = {suspect: 100.0, other: 10.0, busy: 10.0}
+    kept = InstanceView("kept", 8, (busy,), (), version=1, version_wanted=1)
+    new = InstanceView("new", 8, (), (), version=2)
+    view = FleetView((suspect, other), (kept, new), 1, frozenset({suspect}), pinned={suspect: 1}, newest=2)
+    actions, _ = dispatch(view, known(tokens), {}, Pools(), LIMITS, flat, 0.0)
+    assert [(each.request, each.runner) for each in actions if isinstance(each, PlaceAction)] == [(other, "new")]
 
 
 @given(st.data())
@@ -148,7 +208,7 @@ def test_whatever_the_fleet_is_no_limit_is_passed_and_no_request_placed_twice(da
         takes, keeps = data.draw(st.booleans()), data.draw(st.booleans())
         instances.append(
             InstanceView(
-                name, data.draw(st.integers(1, 8)), some(4), some(4), takes_more=takes, version=1 if keeps else 2,
+                name, data.draw(st.integers(0, 8)), some(4), some(4), takes_more=takes, version=1 if keeps else 2,
                 version_wanted=1 if keeps else "newest",
             )
         )  # fmt: skip

@@ -49,15 +49,15 @@ def up(  # noqa: PLR0917 (typer makes an option of each)
             help="How many runners, with a rollout manager; 0: the manager alone.",
             parser=options.whole(0, RUNNERS_MAX),
             metavar="K",
-            show_default="no manager",
+            show_default="no manager, unless --runners-max is given",
         ),
     ] = None,
     runners_max: Annotated[
         int | None,
         typer.Option(
-            help="Run up to so many while the manager wishes for more than K, and retire them again.",
+            help="Run up to so many, as many as the manager wishes for, and never fewer than --runners.",
             parser=options.whole(1, RUNNERS_MAX),
-            metavar="K",
+            metavar="M",
             show_default="no more than --runners",
         ),
     ] = None,

@@ -70,8 +70,9 @@ class Attach(
     epoch: Count
     nonce: str
     """Chosen for this attachment, so that its sender knows its own entry again."""
-    policy: str = DEFAULT_POLICY
-    """How requests are placed: one of `PolicyName`. The default is not said, so that earlier releases read the rest."""
+    policy: Annotated[str, msgspec.Meta(max_length=64)] = DEFAULT_POLICY
+    """How requests are placed: one of `PolicyName`; a manager that does not know it takes its default. The default is
+    not said, so that earlier releases read the rest."""
 
 
 class GroupSubmitted(msgspec.Struct, frozen=True):

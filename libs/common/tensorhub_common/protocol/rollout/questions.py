@@ -175,3 +175,5 @@ class RolloutStatus(msgspec.Struct, frozen=True, tag="rollouts"):
     payload_bytes: int
     wished: int | None = None
     """How many instances beside the trainer's own are worth having, as the policy has it; None: it does not know."""
+    has_gathered: bool = True
+    """Whether the manager has heard all instances since it leads; else some are missing here."""
