@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from tests.bounds import WAIT_S
 from tests.chaos.rollout_kills import rollout_job
+from tests.chaos.rollout_trainer import MODEL
 from tests.chaos.rollout_verdict import delivered_of
 from tests.kit.waiting import until, until_answer
 
@@ -44,6 +45,10 @@ async def test_runners_come_with_work_and_go_when_others_can_do_it(tmp_path: Pat
         await rollouts.cancel(groups[1:])
         await until_answer(rollouts.status, lambda found: len(found.instances) == 1, "one is left")
         await until(lambda: len([name for name in job.hub.file.pids if name.startswith("runner-")]) == 1)
+        # Those that went have given back what their agents held for them.
+        (stays,) = [name for name in job.hub.file.pids if name.startswith("runner-")]
+        replicas = {each.replica for each in await job.trainer.replicas(MODEL)}
+        assert replicas == {"trainer", stays}
         async for batch in rollouts.batches(1, wait_s=WAIT_S):
             job.verdict.take(delivered_of(each) for each in batch.responses if each.finish_reason != "cancelled")
             await batch.done()

@@ -4,8 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorhub.local.launcher import DRAIN_S_MAX, Changes, changes
-from tensorhub_common.protocol.rollout.questions import InstanceStateName, InstanceStatus
+from tensorhub.local import launcher
+from tensorhub.local.launcher import DRAIN_S_MAX, Changes, Launcher, changes
+from tensorhub_common.errors import RolloutUnavailable, TensorHubError
+from tensorhub_common.protocol.rollout.questions import InstanceStateName, InstanceStatus, RolloutStatus
 
 NAMES = ("runner-0", "runner-1", "runner-2", "runner-3")
 A, B, C, D = NAMES
@@ -70,3 +72,82 @@ def test_as_many_stay_as_are_wanted_as_far_as_there_are_names(
     assert {*todo.notify, *todo.end} <= there
     assert not set(todo.notify) & set(todo.end)
     assert not (todo.start and set(todo.notify) - leaving.keys())
+
+
+class Processes:
+    """Runners that are no processes, and what was done with them."""
+
+    def __init__(self, *runners: str) -> None:
+        self.there = [*runners]
+        self.done: list[tuple[str, str]] = []
+
+    @property
+    def runners(self) -> tuple[str, ...]:
+        return tuple(self.there)
+
+    async def start_runner(self, runner: str) -> None:
+        self.done.append(("start", runner))
+        if runner == D:
+            raise OSError("no memory")
+        self.there.append(runner)
+
+    def notify_runner(self, runner: str) -> None:
+        self.done.append(("notify", runner))
+
+    async def end_runner(self, runner: str) -> None:
+        self.done.append(("end", runner))
+        self.there.remove(runner)
+
+
+def status(*instances: InstanceStatus, wished: int | None, has_gathered: bool = True) -> RolloutStatus:
+    return RolloutStatus("job", "manager", 1, 1, (), instances, 0.0, 0, wished, has_gathered)
+
+
+class Asked(Exception):
+    """All answers were given."""
+
+
+async def followed(processes: Processes, *answers: RolloutStatus | TensorHubError) -> list[tuple[str, str]]:
+    """Return what a launcher of one to four runners does with these answers, one after the other."""
+    left = iter(answers)
+
+    async def ask(_: float) -> RolloutStatus:
+        answer = next(left, None)
+        if answer is None:
+            raise Asked
+        if isinstance(answer, TensorHubError):
+            raise answer
+        return answer
+
+    with pytest.raises(Asked):
+        await Launcher(processes, ask, 1, 4).run()
+    return processes.done
+
+
+@pytest.fixture(autouse=True)
+def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "LOOK_S", 0.0)
+
+
+async def test_it_follows_within_its_bounds_and_waits_for_a_manager_that_knows_all() -> None:
+    """What it is told before, or not told, changes nothing."""
+    a = instance(A)
+    assert await followed(Processes(A), status(a, wished=3, has_gathered=False), RolloutUnavailable("away")) == []
+    assert await followed(Processes(A), status(a, wished=None)) == []
+    assert await followed(Processes(A), status(a, wished=0)) == [], "one is to stay"
+    assert await followed(Processes(A), status(a, wished=2)) == [("start", B)]
+    every = tuple(instance(runner) for runner in (A, B, C))
+    assert await followed(Processes(A, B, C), status(*every, wished=9)) == [("start", D)], "it is tried again later"
+
+
+async def test_one_that_goes_is_told_until_it_leaves_and_ends_once() -> None:
+    leaving = instance(B, 1, state="leaving")
+    went = await followed(
+        Processes(A, B),
+        status(instance(A, 2), instance(B, 1), wished=1),
+        status(instance(A, 2), instance(B, 1), wished=1),
+        status(instance(A, 2), leaving, wished=1),
+        status(instance(A, 3), instance(B, 0, state="leaving"), wished=1),
+        status(instance(A, 3), wished=1),
+    )
+    assert went == [("notify", B), ("notify", B), ("end", B)]

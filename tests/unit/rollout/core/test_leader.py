@@ -530,3 +530,11 @@ def test_the_larger_the_fleet_the_more_seldom_frames_are_asked_for() -> None:
         assert isinstance(answer, AnswerHeartbeat)
         asked.append(answer.result.flush_s)
     assert (asked[0], asked[-1]) == (0.01, 0.5)
+
+
+def test_nothing_is_placed_on_an_engine_without_a_slot() -> None:
+    leader = assigned()
+    leader.handle(HeartbeatCame("none", RunnerHeartbeat(LOG, 1, 0, "policy", 0, 1)), 0.0)
+    leader.handle(ReportCame("none", Report(LOG, 1, ())), 0.0)
+    takes = {each.runner: each.takes_more for each in leader.view("policy").instances}
+    assert takes == {RUNNER: True, "none": False}
