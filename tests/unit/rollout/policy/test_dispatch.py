@@ -145,7 +145,7 @@ def test_where_all_are_expected_to_be_equal_the_whole_fleet_works() -> None:
 def test_an_instance_without_work_takes_of_the_other_part() -> None:
     long, short = requests(1), requests(9)
     tokens = dict.fromkeys(long, 1000.0) | dict.fromkeys(short, 10.0)
-    pools = Pools(frozenset("a"), frozenset(long), 10.0, frozenset("ab"), 0.0)
+    pools = Pools(frozenset("a"), frozenset(long), 20.0, frozenset("ab"), 0.0)
     busy = InstanceView("b", 8, requests(1), ())
     limits = BalancingLimits(pending_max=1)
     view = FleetView(short, (*idle("a"), busy), 1)
