@@ -28,7 +28,7 @@ def test_more_start_under_the_lowest_free_names() -> None:
 
 
 def test_who_has_least_to_do_goes_first_and_who_keeps_a_version_last() -> None:
-    """Of those that have as much, the one with the highest number. One that nobody has heard of ends."""
+    """Of those that have as much, the one with the highest number. One that was never heard ends."""
     instances = (instance(A, 3), instance(B, 5), instance(C, 3), instance(D, 0, kept=4))
     assert changes(NAMES, NAMES, {}, instances, 3, 0.0).notify == (C,)
     assert changes(NAMES, NAMES, {}, instances, 1, 0.0).notify == (C, A, B)

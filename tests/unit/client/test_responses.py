@@ -12,7 +12,7 @@ PUBLISHED = (1, 2, 4, 7)
 
 
 def response(group: str, *runs: tuple[int, int]) -> Response:
-    """Return a response that has so many tokens of each version."""
+    """Return a response with runs of (version, number of tokens)."""
     stored, at = list[TokenRun](), 0
     for version, count in runs:
         stored.append(TokenRun(at, version, f"root-{version}", "runner-0", Attempt(1, 1)))

@@ -163,7 +163,7 @@ class Mapped:
 
     @property
     def is_asked_back(self) -> bool:
-        """Whether the holder of what is shown waits until nobody maps it."""
+        """Whether the holder of what is shown waits until no process maps it."""
         with self._swapping:
             return self._shown_fd is not None and segment_locks.is_asked_back(self._shown_fd)
 

@@ -306,7 +306,7 @@ class AsyncShard(NotCopyable):
             ...     shard.let_go()
 
         Raises:
-            ReplicaConflict: The shard is not mapped, so nobody waits for it.
+            ReplicaConflict: The shard is not mapped, so it has nothing to let go of.
         """
         if self._mapped is None:
             raise ReplicaConflict(

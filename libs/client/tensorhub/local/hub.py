@@ -90,7 +90,7 @@ class LocalRollouts:
     job: str = "default"
     managers: int = 1
     runners_max: int = 0
-    """Up to so many run while the manager wishes for more than `runners`; 0: no more than these."""
+    """Limit of the runners while the manager wishes for more than `runners`; 0: no more than these."""
 
     def __post_init__(self) -> None:
         """Check the counts."""

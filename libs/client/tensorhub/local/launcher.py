@@ -60,7 +60,7 @@ class Launcher:
 
     processes: RunnerProcesses
     ask: Callable[[float], Awaitable[RolloutStatus]]
-    """Return the state of the job's rollouts within so many seconds. Raises `RolloutUnavailable`."""
+    """Return the state of the job's rollouts within a bound in seconds. Raises `RolloutUnavailable`."""
     least: int
     most: int
     leaving: dict[str, float] = field(default_factory=dict)

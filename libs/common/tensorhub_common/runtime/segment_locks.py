@@ -4,7 +4,7 @@ A reader's lock is a shared `flock`. It belongs to the open file description, wh
 processes and is kept by every mapping of it. So it ends with the last mapping, however that ends.
 
 A holder's wish is an exclusive record lock of the holder's own description. It ends with the holder's process. The two
-kinds of lock don't know of each other (flock(2), fcntl(2)), so a wish is seen whoever maps the segment.
+kinds of lock don't know of each other (flock(2), fcntl(2)), so a wish is seen by each process that maps the segment.
 """
 
 import fcntl

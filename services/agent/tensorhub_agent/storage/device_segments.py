@@ -70,7 +70,7 @@ class DeviceSegment:
         return False
 
     def ask_back(self, *, is_wanted: bool) -> None:
-        """Nobody is there to be asked."""
+        """No worker maps it beyond a lease, so none is asked."""
 
     def close(self) -> None:
         """Let go of it; who has it mapped keeps it.

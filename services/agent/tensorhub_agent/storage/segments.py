@@ -116,7 +116,7 @@ class Segment:
         Its open file description holds a shared lock, which goes with the description wherever that goes: to other
         processes, and into mappings, which keep it when all descriptors are closed. So `is_lent` is true until the last
         process that maps it has unmapped it or has ended, however, and whatever agents were restarted meanwhile.
-        What is lent is published, so nobody waits for it: a fill that was given up may have asked for it.
+        What is lent is published, so it is not waited for: a fill that was given up may have asked for it.
         """
         self.ask_back(is_wanted=False)
         fd = self.open_readonly()
@@ -133,7 +133,7 @@ class Segment:
             os.close(fd)
 
     def ask_back(self, *, is_wanted: bool) -> None:
-        """Have whoever maps it see that it is to be written, or is no more. Where that can't be said, they don't."""
+        """Have processes that map it see that it is to be written, or is no more. Some kernels can't."""
         with contextlib.suppress(OSError):
             segment_locks.ask_back(self.fd, is_wanted=is_wanted)
 

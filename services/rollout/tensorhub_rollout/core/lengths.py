@@ -16,7 +16,7 @@ from tensorhub_rollout.policy.lengths import LengthEstimate, LengthLimits, Lengt
 KEPT_S: Final = 1.0
 """What is expected of a group is used for so long, though its responses have grown."""
 GROUPS_MAX: Final = 65_536
-"""Of so many groups it is kept; then all is forgotten, and looked at anew."""
+"""Limit of the groups of which it is kept; at the limit all is forgotten, and estimated anew."""
 LENGTH_LIMITS: Final = LengthLimits()
 
 _EndedFor = frozenset({"stop", "length"})

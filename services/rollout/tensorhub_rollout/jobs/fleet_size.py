@@ -13,7 +13,7 @@ from tensorhub_rollout.policy.scale import Peak, ScaleLimits, ScaleState, ScaleW
 SCALE_LOOK_S: Final = 1.0
 """How often it is judged how many instances are worth having."""
 SCALE_STEPS: Final = 2.0
-"""What was needed within so many steps of the trainer is needed still."""
+"""What was needed within the last steps of the trainer, this number of them, is needed still."""
 STEP_S_MAX: Final = 1800.0
 """A longer step was a trainer that was away."""
 

@@ -1,8 +1,8 @@
 """StreamRL's allocation (arXiv 2504.15930, section 4.4): how many units generate, and how many train. Pure.
 
-A unit is what comes and goes as one, such as a machine. `generation` and `training` say how long a step takes with so
-many units, in seconds; both fall, or stay, as units come. With streams, and one step of asynchrony, the slower side
-decides how long a step takes.
+A unit is what comes and goes as one, such as a machine. `generation` and `training` say how long a step takes with a
+number of units, in seconds; both fall, or stay, as units come. With streams, and one step of asynchrony, the slower
+side decides how long a step takes.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 SecondsWith = Callable[[int], float]
-"""How long a step takes with so many units."""
+"""How long a step takes, by the number of units."""
 
 
 class Allocation(msgspec.Struct, frozen=True):
@@ -22,7 +22,7 @@ class Allocation(msgspec.Struct, frozen=True):
 
 
 def one_site(units: int, generation: SecondsWith, training: SecondsWith) -> Allocation:
-    """Return the division of at most so many units of one site with the shortest step; of equal ones, the smallest.
+    """Return the division of at most `units` of one site with the shortest step; of equal ones, the smallest.
 
     Raises `ValueError` with fewer than two units: each side needs one.
     """
@@ -60,7 +60,7 @@ def _at(generating: int, trainable: int, generation: SecondsWith, training: Seco
 
 
 def _fewest(units: int, within_s: float, seconds: SecondsWith) -> int:
-    """Return the fewest units with which a step takes no longer than so many seconds."""
+    """Return the fewest units with which a step takes no longer than `within_s`."""
     return next(count for count in range(1, units + 1) if seconds(count) <= within_s)
 
 

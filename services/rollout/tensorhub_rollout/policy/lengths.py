@@ -31,7 +31,7 @@ import msgspec
 
 _STANDARD: Final = NormalDist()
 _CUT_MAX: Final = 37.0
-"""Beyond so many deviations the share of what is left has no number any more."""
+"""Beyond this number of deviations the share of what is left is too small for a number."""
 _VARIANCE_MIN: Final = 1e-6
 """Lengths that were equal so far may differ."""
 NEWTON_STEPS: Final = 4

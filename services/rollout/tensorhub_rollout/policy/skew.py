@@ -59,7 +59,7 @@ class Division(msgspec.Struct, frozen=True):
 
 
 def seconds_of(part: Part, instances: int, slots: int, steps: StepModel) -> float:
-    """Return how long so many instances take for a part; infinite where there is none for what is to be done."""
+    """Return how long a number of instances takes for a part; infinite where there is none for what is to be done."""
     if not part.requests:
         return 0.0
     if not instances:

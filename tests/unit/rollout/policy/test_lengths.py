@@ -14,7 +14,7 @@ BETWEEN, WITHIN, MEAN = 0.9, 0.6, 6.0
 
 
 def drawn(random: Random, count: int) -> list[list[int]]:
-    """Draw the lengths of eight responses for so many prompts."""
+    """Draw the lengths of eight responses for each of `count` prompts."""
 
     def length(mean: float) -> int:
         return max(1, round(math.exp(random.gauss(mean, WITHIN))))

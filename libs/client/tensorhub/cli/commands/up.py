@@ -55,7 +55,7 @@ def up(  # noqa: PLR0917 (typer makes an option of each)
     runners_max: Annotated[
         int | None,
         typer.Option(
-            help="Run up to so many, as many as the manager wishes for, and never fewer than --runners.",
+            help="Run as many as the manager wishes for: at least --runners, at most M.",
             parser=options.whole(1, RUNNERS_MAX),
             metavar="M",
             show_default="no more than --runners",

@@ -3,7 +3,7 @@
 Who maps a shard's memory (install="mapped") holds a lock on it until the mapping is gone. The kernel doesn't tell of
 that end, so it is asked again and again while somebody waits. A shard that is to be emptied and has spare memory need
 not wait for those who map its own: the bytes are copied into the spare memory, which is the shard's from then on.
-Where somebody has to be waited for, those who map the memory are told, and a reader that can do so lets go of it.
+Where a reader has to be waited for, it is told, and lets go of the memory if it can.
 
 Always true: `is_found` is said only of memory of which a probe, made after the last lease had ended, has found no lock;
 nothing is copied into spare memory that somebody maps.
