@@ -19,7 +19,8 @@ GROUPS_MAX: Final = 65_536
 """Limit of the groups of which it is kept; at the limit all is forgotten, and estimated anew."""
 LENGTH_LIMITS: Final = LengthLimits()
 
-_EndedFor = frozenset({"stop", "length"})
+_TELLS: Final = frozenset({"stop", "length"})
+"""How a request ended whose length tells of others."""
 
 
 class ResponseLengths:
@@ -38,7 +39,7 @@ class ResponseLengths:
     def ended(self, of: RequestId) -> None:
         """Learn from a request that has ended, where that tells of its length."""
         request = self._state.request(of)
-        if request is None or request.end is None or request.end.reason not in _EndedFor:
+        if request is None or request.end is None or request.end.reason not in _TELLS:
             return
         group = self._state.submissions[of.submission].groups[request.group]
         self._model.finished(group.digest, request.end.tokens)

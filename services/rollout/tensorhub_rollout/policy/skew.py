@@ -9,14 +9,11 @@ is taken that ends first. An instance that serves M requests of length L, at mos
 where PTL is the time of a step (`StepModel`). The 0.9 quantile of the tail's predicted lengths stands for its length,
 and the median of the others' for theirs. The two parts run beside each other, so the later one counts. In one reading
 of the paper their times are added: `TimesCount.SUM`.
-
-Within a part, the longest go first (LPT), each to the instance on which least is to be done.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
-from heapq import heapify, heapreplace
 from typing import Final
 
 import msgspec
@@ -92,18 +89,3 @@ def tail_of(lengths: Sequence[float]) -> frozenset[int]:
     """Return which requests are the tail, by their place: of equal ones, those that come first."""
     longest = sorted(range(len(lengths)), key=lambda at: (-lengths[at], at))
     return frozenset(longest[: math.ceil(TAIL_SHARE * len(lengths))])
-
-
-def longest_first(lengths: Sequence[float], load: Mapping[str, float]) -> list[tuple[int, str]]:
-    """Return which request goes where, in the order of placement; `load`: what each instance has to do already.
-
-    On equal machines the last one ends at most 4/3 - 1/(3 m) times later than it could (Graham, 1969).
-    """
-    heap = [(tokens, name) for name, tokens in load.items()]
-    heapify(heap)
-    placed: list[tuple[int, str]] = []
-    for at in sorted(range(len(lengths)), key=lambda at: (-lengths[at], at)):
-        tokens, name = heap[0]
-        placed.append((at, name))
-        heapreplace(heap, (tokens + lengths[at], name))
-    return placed

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from itertools import count
+from itertools import count, product
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -191,6 +191,23 @@ def test_what_is_pinned_and_tried_alone_makes_room_where_its_version_is() -> Non
     view = FleetView((suspect, other), (kept, new), 1, frozenset({suspect}), pinned={suspect: 1}, newest=2)
     actions, _ = dispatch(view, known(tokens), {}, Pools(), LIMITS, flat, 0.0)
     assert [(each.request, each.runner) for each in actions if isinstance(each, PlaceAction)] == [(other, "new")]
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=6), st.integers(1, 3))
+def test_the_longest_first_ends_within_a_third_of_the_best(lengths: list[int], number: int) -> None:
+    """Graham's bound (1969): what one part has to do, on instances that make one token at a time each."""
+    waiting, names = requests(len(lengths)), "abc"[:number]
+    tokens = dict(zip(waiting, map(float, lengths), strict=True))
+    pools = Pools(frozenset(), frozenset(), math.inf, frozenset(names), 0.0)
+    actions, _ = dispatch(FleetView(waiting, idle(*names), 1), known(tokens), {}, pools, LIMITS, flat, 0.1)
+    placed = {each.request: each.runner for each in actions if isinstance(each, PlaceAction)}
+    assert placed.keys() == {*waiting}
+    ends = max(sum(tokens[of] for of, runner in placed.items() if runner == name) for name in names)
+    best = min(
+        max(sum(each for each, on in zip(lengths, choice, strict=True) if on == name) for name in names)
+        for choice in product(names, repeat=len(lengths))
+    )
+    assert ends <= best * (4 / 3 - 1 / (3 * number)) + 0.1
 
 
 @given(st.data())

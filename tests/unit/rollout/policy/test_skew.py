@@ -1,14 +1,13 @@
-"""StreamRL's dispatch: divisions by hand and against brute force, and the longest first within Graham's bound."""
+"""StreamRL's dispatch: divisions of a fleet by hand and against brute force."""
 
 import math
-from itertools import product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorhub_rollout.policy.plateau import StepModel
-from tensorhub_rollout.policy.skew import Fleet, Part, TimesCount, divided, longest_first, seconds_of, tail_of
+from tensorhub_rollout.policy.skew import Fleet, Part, TimesCount, divided, seconds_of, tail_of
 
 STEPS = StepModel(0.01, 0.001, 0.0)
 """A step takes 10 ms, and 1 ms for each request."""
@@ -63,21 +62,3 @@ def test_a_fifth_is_the_tail_and_nothing_else_is_longer(lengths: list[float]) ->
     assert len(tail) == math.ceil(len(lengths) / 5 - 1e-9)
     rest = [each for at, each in enumerate(lengths) if at not in tail]
     assert not rest or min(lengths[at] for at in tail) >= max(rest)
-
-
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=7), st.integers(1, 3))
-def test_the_longest_first_ends_within_a_third_of_the_best(lengths: list[int], count: int) -> None:
-    names = [f"i{number}" for number in range(count)]
-    placed = longest_first(lengths, dict.fromkeys(names, 0.0))
-    assert sorted(at for at, _ in placed) == list(range(len(lengths)))
-    assert [lengths[at] for at, _ in placed] == sorted(lengths, reverse=True)
-    ends = max(sum(lengths[at] for at, name in placed if name == each) for each in names)
-    best = min(
-        max(sum(each for each, on in zip(lengths, choice, strict=True) if on == name) for name in names)
-        for choice in product(names, repeat=len(lengths))
-    )
-    assert ends <= best * (4 / 3 - 1 / (3 * count)) + 1e-9
-
-
-def test_what_is_there_already_counts() -> None:
-    assert longest_first([5, 9, 1], {"a": 8.0, "b": 0.0}) == [(1, "b"), (0, "a"), (2, "b")]
