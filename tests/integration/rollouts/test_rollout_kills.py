@@ -34,10 +34,13 @@ async def test_what_is_killed_costs_no_response(tmp_path: Path, killed: tuple[st
 
 
 @pytest.mark.long
-async def test_what_is_killed_costs_no_response_where_the_longest_have_instances_of_their_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("killed", [("runner-0",), ("rollout-0", "runner-0")], ids="+".join)
+async def test_what_is_killed_costs_no_response_where_the_longest_have_instances_of_their_own(
+    tmp_path: Path, killed: tuple[str, ...]
+) -> None:
     """The next manager knows of no length but by what has ended and is not done."""
     async with rollout_job(tmp_path) as job:
-        await struck(job, lambda: kill(job, "rollout-0", "runner-0"), policy="streamrl")
+        await struck(job, lambda: kill(job, *killed), policy="streamrl")
 
 
 @pytest.mark.slow
