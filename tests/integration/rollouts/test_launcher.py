@@ -45,10 +45,13 @@ async def test_runners_come_with_work_and_go_when_others_can_do_it(tmp_path: Pat
         await rollouts.cancel(groups[1:])
         await until_answer(rollouts.status, lambda found: len(found.instances) == 1, "one is left")
         await until(lambda: len([name for name in job.hub.file.pids if name.startswith("runner-")]) == 1)
-        # Those that went have given back what their agents held for them.
+        # Those that go give back what their agents held for them: after they are off the hub's file.
         (stays,) = [name for name in job.hub.file.pids if name.startswith("runner-")]
-        replicas = {each.replica for each in await job.trainer.replicas(MODEL)}
-        assert replicas == {"trainer", stays}
+        await until_answer(
+            lambda: job.trainer.replicas(MODEL),
+            lambda found: {each.replica for each in found} == {"trainer", stays},
+            "those that went have given back their weights",
+        )
         async for batch in rollouts.batches(1, wait_s=WAIT_S):
             job.verdict.take(delivered_of(each) for each in batch.responses if each.finish_reason != "cancelled")
             await batch.done()
