@@ -4,10 +4,9 @@ from dataclasses import dataclass, field
 
 from tensorhub_common.protocol.rollout.entries import Attempt
 from tensorhub_common.protocol.rollout.messages import TokenRun
+from tensorhub_rollout.core.decisions import Decisions
 from tensorhub_rollout.core.leader import Leader
 from tensorhub_rollout.core.state import RolloutState
-from tensorhub_rollout.policy.activation import Turns
-from tensorhub_rollout.policy.dispatch import Pools
 from tensorhub_runner.core.runner import Runner
 
 
@@ -42,8 +41,7 @@ class ManagerProcess(Process):
     has_lease: bool = False
     claimed: int = 0
     """The term that it last asked for."""
-    turns: Turns = field(default_factory=Turns)
-    pools: Pools = field(default_factory=Pools)
+    decisions: Decisions | None = None
     begun: set[tuple[int, int]] = field(default_factory=set)
     """Groups of which it has placed a request while it leads, as (submission, index of the group)."""
 

@@ -45,6 +45,7 @@ from tensorhub_common.protocol.rollout.messages import (
 )
 from tensorhub_common.protocol.rollout.questions import EndedRequest, ReadyQuestion
 from tensorhub_rollout.core.answers import answer_ready
+from tensorhub_rollout.core.decisions import Decisions, Engines, PolicyLimits
 from tensorhub_rollout.core.fold import fold
 from tensorhub_rollout.core.leader import Leader, LeaderLimits
 from tensorhub_rollout.core.leader_events import (
@@ -72,7 +73,6 @@ from tensorhub_rollout.core.leader_events import (
     StoreEnd,
     StoreTokens,
     VersionsSeen,
-    Want,
     Withdraw,
 )
 from tensorhub_rollout.core.outcomes import (
@@ -87,13 +87,8 @@ from tensorhub_rollout.core.outcomes import (
     Submitted,
 )
 from tensorhub_rollout.core.state import RolloutState, decode_state, encode_state
-from tensorhub_rollout.policy.activation import ActivationLimits, Turns
-from tensorhub_rollout.policy.activation import decide as decide_versions
-from tensorhub_rollout.policy.balancing import BalancingLimits
-from tensorhub_rollout.policy.dispatch import Pools
-from tensorhub_rollout.policy.placing import PlacingFacts, place
+from tensorhub_rollout.policy.activation import ActivationLimits
 from tensorhub_rollout.policy.plateau import StepModel
-from tensorhub_rollout.policy.view import MoveAction, PlaceAction, ReleaseAction
 from tensorhub_runner.core.runner import Runner, RunnerLimits
 from tensorhub_runner.core.runner_events import (
     AbortCame,
@@ -135,7 +130,7 @@ OVERWRITTEN_S: Final = (0.05, 0.5, 3.0)
 """How long a trainer takes from the end of a version to the next, where it has one memory."""
 HEARD_S: Final = 1.5
 """Within this a leader that runs has heard what a runner has, though messages get lost."""
-ACTIVATION: Final = ActivationLimits(turn_s=1.0)
+POLICIES: Final = PolicyLimits(activation=ActivationLimits(turn_s=1.0))
 MOVES_MAX: Final = 20
 """So often a policy may move a request from one instance to another: more is to and fro."""
 
@@ -375,7 +370,7 @@ class RolloutWorld:
     def start_manager(self, manager: ManagerProcess) -> None:
         """Start a manager with a snapshot of what stands in the log."""
         manager.life += 1
-        manager.turns, manager.pools = Turns(), Pools()
+        manager.decisions = _decisions()
         manager.is_up, manager.leader, manager.has_lease, manager.claimed = True, None, False, 0
         manager.state, manager.next = decode_state(encode_state(self.truth)), len(self.entries)
         self._later(manager, LOOK_S, lambda: self._look(manager))
@@ -437,6 +432,7 @@ class RolloutWorld:
             Leader(manager.state, LOG, LeaderLimits(checkpoint_s=0.3), self.agenda.now) if is_mine else None
         )
         manager.begun.clear()
+        manager.decisions = _decisions()
         if manager.leader is not None:
             self._tell_leader(manager, self.hub.seen(self._loaded()))
             # It has to ask for it.
@@ -446,32 +442,20 @@ class RolloutWorld:
     def _place_some(self, manager: ManagerProcess) -> None:
         leader = manager.leader
         assert leader is not None
-        view = leader.view(MODEL)
-        wanted, manager.turns = decide_versions(view, manager.turns, ACTIVATION, self.agenda.now)
-        for want in wanted:
-            self._tell_leader(manager, Want(want.runner, want.version))
-        pending = {each.runner: len(each.pending) for each in view.instances}
-        known = PlacingFacts(
-            dict.fromkeys(leader.instances, 2),
-            dict.fromkeys(leader.instances, STEPS),
-            partial(leader.lengths.estimate, now=self.agenda.now),
-            leader.priority_of,
-        )
-        actions, manager.pools = place(
-            leader.policy_of(MODEL), view, known, manager.pools, BalancingLimits(), self.agenda.now
-        )
-        for action in actions:
-            match action:
-                case PlaceAction(request=of, runner=runner):
-                    assert pending[runner] < BalancingLimits().pending_max, f"{runner} has {pending[runner]} pending"
-                    pending[runner] += 1
+        assert manager.decisions is not None
+        pending_max = POLICIES.balancing.pending_max
+        for wanted in manager.decisions.look(leader, MODEL, self.agenda.now):
+            match wanted:
+                case Place(request=of, runner=runner):
+                    pending = len(leader.instances[runner].pending)
+                    assert pending < pending_max, f"{runner} has {pending} pending"
                     self._place(manager, leader, of, runner)
-                case MoveAction(request=of, target=target):
+                case Withdraw(request=of, target=target) if target is not None:
                     self.moves[of] += 1
                     assert self.moves[of] <= MOVES_MAX, f"request {of} is moved to and fro"
-                    self._tell_leader(manager, Withdraw(of, target))
-                case ReleaseAction(request=of):
-                    self._tell_leader(manager, Withdraw(of))
+                    self._tell_leader(manager, wanted)
+                case _:
+                    self._tell_leader(manager, wanted)
         for placement in [*leader.placements.values()]:
             if self.random.random() < self.chances.moved:
                 self._tell_leader(manager, Withdraw(placement.request))
@@ -941,3 +925,16 @@ def _begun(leader: Leader) -> set[tuple[int, int]]:
         if request.placement is not None or group.open < group.size or stored.kept or (held is not None and held.count):
             found.add((of.submission, stored.group))
     return found
+
+
+def _decisions() -> Decisions:
+    """Return the policies of a leader that begins, with engines as they are modelled here."""
+    return Decisions(POLICIES, _raise, _engines)
+
+
+def _raise(what: str, why: Exception) -> None:
+    raise AssertionError(f"{what} failed") from why
+
+
+def _engines(leader: Leader) -> Engines:
+    return Engines(dict.fromkeys(leader.instances, STEPS), dict.fromkeys(leader.instances, 2))

@@ -2,5 +2,5 @@
 
 `app` imports it, and the simulator drives it.
 
-Seams: `answers`, `fold`, `leader`, `leader_events`, `lengths`, `outcomes`, `response_story`, `state`, `transitions`.
+Seams: `answers`, `decisions`, `fold`, `leader`, `leader_events`, `lengths`, `outcomes`, `response_story`, `state`, `transitions`.
 """

@@ -11,10 +11,9 @@ Invariants:
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import aclosing, suppress
 from functools import partial
-from statistics import fmean
 from typing import Final, NoReturn
 
 from tensorhub_common.bus.connection import Bus
@@ -37,6 +36,7 @@ from tensorhub_common.protocol.rollout.questions import (
 )
 from tensorhub_common.runtime.supervision import Supervisor, log_only
 from tensorhub_rollout.core.answers import answer_outcome, answer_ready, answer_seeding, has_ready
+from tensorhub_rollout.core.decisions import Decisions, PolicyLimits
 from tensorhub_rollout.core.fold import fold
 from tensorhub_rollout.core.leader import Leader, LeaderLimits
 from tensorhub_rollout.core.leader_events import (
@@ -50,7 +50,6 @@ from tensorhub_rollout.core.leader_events import (
     LoadingFailed,
     LoadPrefix,
     LoadPrompt,
-    Place,
     RoomSeen,
     SendAbort,
     SendAssign,
@@ -58,29 +57,19 @@ from tensorhub_rollout.core.leader_events import (
     StoreTokens,
     StoringFailed,
     VersionsSeen,
-    Want,
-    Withdraw,
 )
 from tensorhub_rollout.core.outcomes import Leads, Outcome
-from tensorhub_rollout.core.state import ANY_SITE, RolloutState
+from tensorhub_rollout.core.state import RolloutState
 from tensorhub_rollout.core.status import status_of
 from tensorhub_rollout.jobs.counts import RolloutCounts
 from tensorhub_rollout.jobs.entry_writer import EntryWriter
-from tensorhub_rollout.jobs.fleet_size import FleetSize
 from tensorhub_rollout.jobs.payload_reader import PayloadReader
 from tensorhub_rollout.jobs.payload_removal import PayloadRemoval
 from tensorhub_rollout.jobs.published_versions import VersionFollower
 from tensorhub_rollout.jobs.response_spans import ResponseSpans
 from tensorhub_rollout.jobs.runner_outbox import RunnerOutbox
 from tensorhub_rollout.jobs.snapshots import RolloutSnapshots, SnapshotMaker
-from tensorhub_rollout.policy.activation import ActivationLimits, Turns
-from tensorhub_rollout.policy.activation import decide as decide_versions
-from tensorhub_rollout.policy.balancing import BalancingLimits
-from tensorhub_rollout.policy.dispatch import Pools
-from tensorhub_rollout.policy.placing import PlacingFacts, place
-from tensorhub_rollout.policy.plateau import StepModel, fitted
 from tensorhub_rollout.policy.scale import ScaleLimits
-from tensorhub_rollout.policy.view import MoveAction, PlaceAction, ReleaseAction
 
 OUTCOMES_MAX: Final = 4096
 """Limit of the outcomes that are remembered for those who ask, the latest."""
@@ -94,10 +83,6 @@ CLAIM_AGAIN_S: Final = 1.0
 """A claim of the term that did not count is repeated after this."""
 ROOM_LOOK_S: Final = 10.0
 """How often the limit of payloads is looked up."""
-PLATEAU_LOOK_S: Final = 1.0
-"""How often the batch size is fitted from which on an instance is not faster."""
-BALANCING: Final = BalancingLimits()
-ACTIVATION: Final = ActivationLimits()
 LOAD_AGAIN_S: Final = 0.2
 """The pause after a payload could not be read because NATS did not answer."""
 
@@ -127,14 +112,7 @@ class RolloutJob:
         self._recent: OrderedDict[int, Outcome] = OrderedDict()
         self._folded = asyncio.Condition()
         self._may_lead = False
-        self._steps: Mapping[str, StepModel] = {}
-        self._plateaus: Mapping[str, int] = {}
-        self._plateaus_at = 0.0
-        self._turns: dict[str, Turns] = {}
-        """By model."""
-        self._pools: dict[str, Pools] = {}
-        """By model."""
-        self._size = FleetSize(scale)
+        self._decisions = self._new_decisions()
         self._is_unled = asyncio.Event()
         """Set while this manager has the lease and does not lead."""
         self.counts = RolloutCounts()
@@ -250,11 +228,12 @@ class RolloutJob:
         self._leading.start(self._snapshot_maker.run(), "keeping snapshots")
         self._leading.start(self._look_at_room_always(), "looking at the room for payloads")
         self._note_unled()
-        self._turns.clear()
-        self._pools.clear()
-        self._size = FleetSize(self._scale)
+        self._decisions = self._new_decisions()
         for seen in self._versions.seen.values():
             self._tell(seen)
+
+    def _new_decisions(self) -> Decisions:
+        return Decisions(PolicyLimits(scale=self._scale), self._work.fault)
 
     def _stop_leading(self) -> None:
         if self.leader is None:
@@ -385,36 +364,17 @@ class RolloutJob:
         while True:
             await asyncio.sleep(self._limits.look_s)
             self._tell(Tick())
-            self._follow_policy()
+            self._follow_policies()
 
-    def _follow_policy(self) -> None:
+    def _follow_policies(self) -> None:
         leader = self.leader
         if leader is None:
             return
         now = time.monotonic()
-        if now - self._plateaus_at >= PLATEAU_LOOK_S:
-            self._plateaus_at = now
-            self._steps = steps_of(leader)
-            self._plateaus = plateaus_of(leader, self._steps)
         for model in leader.fleet.models():
-            view = leader.view(model)
-            wanted, self._turns[model] = decide_versions(view, self._turns.get(model, Turns()), ACTIVATION, now)
-            for want in wanted:
-                self._tell(Want(want.runner, want.version))
-            known = PlacingFacts(
-                self._plateaus, self._steps, partial(leader.lengths.estimate, now=now), leader.priority_of
-            )
-            pools = self._pools.get(model, Pools())
-            actions, self._pools[model] = place(leader.policy_of(model), view, known, pools, BALANCING, now)
-            for action in actions:
-                match action:
-                    case PlaceAction(request=of, runner=runner):
-                        self._tell(Place(of, runner))
-                    case MoveAction(request=of, target=target):
-                        self._tell(Withdraw(of, target))
-                    case ReleaseAction(request=of):
-                        self._tell(Withdraw(of))
-        wished = self._size.look(leader, self._plateaus, self.state.wished.get(ANY_SITE), now)
+            for wanted in self._decisions.look(leader, model, now):
+                self._tell(wanted)
+        wished = self._decisions.scale(leader, now)
         if wished is not None and self._writer is not None:
             self._writer.scale(wished.instances, wished.reason)
 
@@ -455,7 +415,7 @@ class RolloutJob:
             raise self._leads_not()
         answer = answer_seeding(self.state, question, self.leader.meter, self._versions.root_of)
         if answer.state is not None and answer.state.version >= 0:
-            self._size.learnt(answer.state.remote_max, time.monotonic())
+            self._decisions.learnt(answer.state.remote_max, time.monotonic())
         return answer
 
     def status(self) -> RolloutStatus:
@@ -482,15 +442,3 @@ class RolloutJob:
         except TimeoutError:
             return False
         return True
-
-
-def steps_of(leader: Leader) -> dict[str, StepModel]:
-    """Return by runner how long a step of its engine takes, where enough was measured."""
-    models = ((runner, fitted(leader.measured(runner))) for runner in leader.instances)
-    return {runner: model for runner, model in models if model is not None}
-
-
-def plateaus_of(leader: Leader, steps: Mapping[str, StepModel]) -> dict[str, int]:
-    """Return by runner the batch size from which on its engine is not faster, at the context that it had."""
-    contexts = {runner: fmean(each.context_tokens for each in leader.measured(runner)) for runner in steps}
-    return {runner: model.plateau(contexts[runner], leader.instances[runner].slots) for runner, model in steps.items()}

@@ -1,0 +1,139 @@
+"""What the policies of a leader want: versions of instances, places of requests, and how many instances. Pure.
+
+An error in a policy is a bug of ours, and costs no job its rollouts. It is handed on, and the look goes on without what
+that policy wanted. A policy of placement that was asked for by name is not asked again by this leader: the default one
+takes its place. All others are asked again at the next look.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from statistics import fmean
+from typing import Final, TypeVar
+
+import msgspec
+
+from tensorhub_common.protocol.rollout.entries import DEFAULT_POLICY
+from tensorhub_rollout.core.fleet_size import FleetSize
+from tensorhub_rollout.core.leader import Leader
+from tensorhub_rollout.core.leader_events import Place, Want, Withdraw
+from tensorhub_rollout.core.state import ANY_SITE
+from tensorhub_rollout.policy.activation import ActivationLimits, Turns, decide
+from tensorhub_rollout.policy.balancing import BalancingLimits
+from tensorhub_rollout.policy.dispatch import Pools
+from tensorhub_rollout.policy.placing import PlacingFacts, place
+from tensorhub_rollout.policy.plateau import StepModel, fitted
+from tensorhub_rollout.policy.scale import ScaleLimits, ScaleWish
+from tensorhub_rollout.policy.view import Action, FleetView, MoveAction, PlaceAction, WantAction
+
+ENGINES_LOOK_S: Final = 1.0
+"""How often the steps of engines are fitted anew."""
+
+OnFault = Callable[[str, Exception], None]
+"""Takes what failed, in words, and its error."""
+T = TypeVar("T")
+
+
+class Engines(msgspec.Struct, frozen=True):
+    """What was measured of engines, by runner: how long a step takes, and the batch size of its plateau."""
+
+    steps: Mapping[str, StepModel] = {}
+    plateaus: Mapping[str, int] = {}
+
+
+class PolicyLimits(msgspec.Struct, frozen=True):
+    """The settings of all policies."""
+
+    scale: ScaleLimits = ScaleLimits()
+    activation: ActivationLimits = ActivationLimits()
+    balancing: BalancingLimits = BalancingLimits()
+
+
+class Decisions:
+    """The policies of one leader, with what they remember. `look` at each model, and at the `scale`, now and then."""
+
+    def __init__(
+        self, limits: PolicyLimits, on_fault: OnFault, measure: Callable[[Leader], Engines] | None = None
+    ) -> None:
+        """Know nothing yet. `measure` says what is known of engines; None: what they have told of their steps."""
+        self._limits, self._on_fault, self._measure = limits, on_fault, measure or measured
+        self._engines, self._measured_at = Engines(), float("-inf")
+        self._turns: dict[str, Turns] = {}
+        """By model."""
+        self._pools: dict[str, Pools] = {}
+        """By model."""
+        self._size = FleetSize(limits.scale)
+        self._set_aside: set[str] = set()
+        """Names of policies that have failed."""
+
+    def look(self, leader: Leader, model: str, now: float) -> Iterator[Want | Place | Withdraw]:
+        """Yield what is wanted of a model's instances and requests, to be told to the leader in this order."""
+        if now - self._measured_at >= ENGINES_LOOK_S:
+            self._measured_at = now
+            self._engines = self._tried("measuring engines", partial(self._measure, leader), self._engines)
+        view = leader.view(model)
+        turns = self._turns.get(model, Turns())
+        activate = partial(decide, view, turns, self._limits.activation, now)
+        unchanged: tuple[tuple[WantAction, ...], Turns] = ((), turns)
+        wanted, self._turns[model] = self._tried("choosing versions", activate, unchanged)
+        for want in wanted:
+            yield Want(want.runner, want.version)
+        for action in self._placed(leader, model, view, now):
+            if isinstance(action, PlaceAction):
+                yield Place(action.request, action.runner)
+            else:
+                yield Withdraw(action.request, action.target if isinstance(action, MoveAction) else None)
+
+    def scale(self, leader: Leader, now: float) -> ScaleWish | None:
+        """Return how many instances are wished for; None: no others than stand in the log, or it is not yet time."""
+        known = leader.state.wished.get(ANY_SITE)
+        return self._tried(
+            "choosing a scale", partial(self._size.look, leader, self._engines.plateaus, known, now), None
+        )
+
+    def learnt(self, instances: int, now: float) -> None:
+        """Take with how many instances a trainer keeps up (N_prem)."""
+        self._size.learnt(instances, now)
+
+    def _placed(self, leader: Leader, model: str, view: FleetView, now: float) -> tuple[Action, ...]:
+        known = PlacingFacts(
+            self._engines.plateaus, self._engines.steps, partial(leader.lengths.estimate, now=now), leader.priority_of
+        )
+        asked = leader.policy_of(model)
+        for policy in dict.fromkeys((asked, DEFAULT_POLICY)):
+            if policy in self._set_aside:
+                continue
+            pools = self._pools.get(model, Pools())
+            try:
+                actions, self._pools[model] = place(policy, view, known, pools, self._limits.balancing, now)
+            except Exception as why:  # noqa: BLE001 (whatever it is, requests are placed all the same)
+                self._failed(policy, why)
+            else:
+                return actions
+        return ()
+
+    def _failed(self, policy: str, why: Exception) -> None:
+        if policy == DEFAULT_POLICY:
+            self._on_fault(f"placing by policy {policy!r}", why)
+        else:
+            self._set_aside.add(policy)
+            self._on_fault(f"placing by policy {policy!r}, which {DEFAULT_POLICY!r} replaces from now on,", why)
+
+    def _tried(self, what: str, do: Callable[[], T], otherwise: T) -> T:
+        try:
+            return do()
+        except Exception as why:  # noqa: BLE001 (one policy's error is no reason to do without the others)
+            self._on_fault(what, why)
+            return otherwise
+
+
+def measured(leader: Leader) -> Engines:
+    """Return what engines have told of their steps: a plateau is the one at the context that they had."""
+    steps: dict[str, StepModel] = {}
+    plateaus: dict[str, int] = {}
+    for runner, instance in leader.instances.items():
+        found = leader.measured(runner)
+        model = fitted(found)
+        if model is not None:
+            steps[runner] = model
+            plateaus[runner] = model.plateau(fmean(each.context_tokens for each in found), instance.slots)
+    return Engines(steps, plateaus)

@@ -1,0 +1,100 @@
+"""The policies of a leader: an error in one of them costs no request its place."""
+
+from typing import Any, cast
+
+import pytest
+
+from tensorhub_common.machine import Tick
+from tensorhub_common.protocol.rollout.entries import (
+    Attach,
+    GroupSubmitted,
+    Lead,
+    Payload,
+    PolicyName,
+    RequestId,
+    SdkSender,
+    Submit,
+)
+from tensorhub_common.protocol.rollout.messages import PublishedVersions, Report, RunnerHeartbeat
+from tensorhub_rollout.core.decisions import Decisions, Engines, PolicyLimits
+from tensorhub_rollout.core.fold import fold
+from tensorhub_rollout.core.leader import Leader, LeaderLimits
+from tensorhub_rollout.core.leader_events import HeartbeatCame, Place, ReportCame, VersionsSeen, Want
+from tensorhub_rollout.core.state import RolloutState
+from tensorhub_rollout.policy.plateau import StepModel
+
+REQUEST = RequestId(3, 0)
+PLACED = Place(REQUEST, "runner-0")
+
+
+class Unknown(StepModel, frozen=True):
+    """Steps that nothing can be asked about."""
+
+    def seconds(self, batch: int, context_tokens: float) -> float:
+        raise ArithmeticError(f"no model for {batch} requests of {context_tokens} tokens")
+
+
+def leader_of(policy: PolicyName) -> Leader:
+    """Return a leader with one instance and one request that waits."""
+    state = RolloutState("job")
+    fold(state, 1, Lead(1, "m"))
+    fold(state, 2, Attach("main", "policy", 0, "n", policy))
+    group = GroupSubmitted("p", "a" * 64, 1, 1, 4)
+    fold(state, 3, Submit(SdkSender(2, 1), (group,), Payload("b" * 64, 1)))
+    leader = Leader(state, "log", LeaderLimits(gather_s=0.0), 0.0)
+    leader.handle(VersionsSeen("policy", PublishedVersions(1, (1,))), 0.0)
+    leader.handle(HeartbeatCame("runner-0", RunnerHeartbeat("log", 1, 0, "policy", 8, 1, keeps_versions=True)), 0.0)
+    leader.handle(ReportCame("runner-0", Report("log", 1, ())), 0.0)
+    leader.handle(Tick(), 0.1)
+    return leader
+
+
+def unmeasured(leader: Leader) -> Engines:
+    raise ArithmeticError(f"nothing fits the steps of {len(leader.instances)} instance(s)")
+
+
+def of_no_model(leader: Leader) -> Engines:
+    return Engines({runner: Unknown(1.0, 0.0, 0.0) for runner in leader.instances})
+
+
+@pytest.mark.parametrize("policy", ["arrival", "streamrl"])
+def test_a_policy_places_what_waits(policy: PolicyName) -> None:
+    faults: list[str] = []
+    decisions = Decisions(PolicyLimits(), lambda what, _: faults.append(what))
+    assert [*decisions.look(leader_of(policy), "policy", 0.1)] == [Want("runner-0", "newest"), PLACED]
+    assert not faults
+
+
+def test_the_default_policy_places_where_another_one_fails_and_it_is_said_once() -> None:
+    faults: list[str] = []
+    decisions = Decisions(PolicyLimits(), lambda what, _: faults.append(what), of_no_model)
+    leader = leader_of("streamrl")
+    for now in (0.1, 5.0):
+        assert PLACED in decisions.look(leader, "policy", now)
+    assert faults == ["placing by policy 'streamrl', which 'arrival' replaces from now on,"]
+
+
+def test_requests_are_placed_though_engines_can_not_be_measured() -> None:
+    faults: list[str] = []
+    decisions = Decisions(PolicyLimits(), lambda what, _: faults.append(what), unmeasured)
+    assert PLACED in decisions.look(leader_of("arrival"), "policy", 0.1)
+    assert faults == ["measuring engines"]
+
+
+@pytest.mark.parametrize("policy", ["arrival", "streamrl"])
+def test_where_the_default_policy_fails_too_it_is_asked_again_and_all_else_goes_on(policy: PolicyName) -> None:
+    faults: list[str] = []
+    limits = PolicyLimits(balancing=cast("Any", None))
+    decisions = Decisions(limits, lambda what, _: faults.append(what))
+    leader = leader_of(policy)
+    for now in (0.1, 0.2):
+        assert [*decisions.look(leader, "policy", now)] == [Want("runner-0", "newest")]
+    assert faults.count("placing by policy 'arrival'") == 2
+    assert len(faults) == (2 if policy == "arrival" else 3)
+
+
+def test_a_scale_that_can_not_be_chosen_is_none_and_is_told() -> None:
+    faults: list[str] = []
+    decisions = Decisions(PolicyLimits(scale=cast("Any", None)), lambda what, _: faults.append(what))
+    assert decisions.scale(leader_of("arrival"), 2.0) is None
+    assert faults == ["choosing a scale"]
