@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,6 +86,22 @@ async def test_it_ends_once_there_is_nothing_to_do(job: RolloutJob, engine: Fake
     assert seeding.seconds == 10 * WAIT_S
     check(await taken(rollouts), groups)
     await rollouts.close()
+
+
+async def test_without_another_instance_the_trainers_engine_makes_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However short it was to seed: nothing else would go on, and the trainer would wait for ever."""
+    async with rollout_job(tmp_path, runners=0, managers=1, tokens_max=TOKENS, step_s=0.005) as alone:
+        rollouts = await attach(alone, "alone")
+        groups = await rollouts.submit([Prompt([number + 1], id=f"a{number}") for number in range(4)])
+        monkeypatch.setenv("FAKE_STEP_S", "0.005")
+        module = torch.nn.Module()
+        module.register_parameter(WEIGHT, torch.nn.Parameter(alone.weights.tensors[WEIGHT], requires_grad=False))
+        async with asyncio.timeout(WAIT_S), rollouts.seeding(FakeEngine(8, module, "trainer"), initial_s=0.0):
+            pass
+        assert check(await taken(rollouts), groups) == {"trainer"}
+        await rollouts.close()
 
 
 async def test_after_an_error_in_the_block_all_is_given_back_at_once(job: RolloutJob, engine: FakeEngine) -> None:

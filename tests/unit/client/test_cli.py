@@ -90,6 +90,17 @@ def test_simulate_becomes_the_simulator_with_the_options(run: Run, monkeypatch: 
     assert all(importlib.util.find_spec(each) is not None for each in module)
 
 
+def test_simulate_rollout_becomes_the_simulator_of_rollouts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    became: list[list[str]] = []
+    monkeypatch.setattr("os.execv", lambda _, arguments: became.append(arguments))
+    assert run("simulate", "rollout", "--json", "mine.yaml").code == 0
+    (arguments,) = became
+    module = "tensorhub_simulator.rollout_performance"
+    assert arguments[1:] == ["-m", "tensorhub_launcher.become", module, "--json", "--", "mine.yaml"]
+    assert importlib.util.find_spec(module) is not None
+    assert "are for clusters" in run("simulate", "rollout", "--alone").err
+
+
 def test_bench_runs_the_benchmarks_or_says_what_is_missing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without what it measures with it begins nothing, which would end with a traceback."""
     with monkeypatch.context() as patch:

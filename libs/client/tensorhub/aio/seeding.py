@@ -19,6 +19,9 @@ from tensorhub_common.protocol.rollout.questions import SeedingQuestion, Seeding
 IDLE_S: Final = 1.0
 """A seeding ends before its time where its engine had nothing to do for so long."""
 
+ALONE_S_MAX: Final = 86_400.0
+"""So long a seeding lasts at most where no other instance is there: it ends before that once nothing is left to do."""
+
 _INSTANCE: Final = "tensorhub_runner.app.local_instance"
 _ENGINE: Final = ("begin", "stop", "step", "weights_changed", "has_work", "capacity")
 """What is called of an engine (tensorhub_runner.engines.engine)."""
@@ -149,7 +152,7 @@ class Seeding:
         clock.state = answer.state
         clock.begin_step(version)
         if self.seconds is None:
-            self.seconds = answer.state.seed_s
+            self.seconds = answer.state.seed_s if answer.has_others else ALONE_S_MAX
         make = importlib.import_module(_INSTANCE).LocalInstance
         bus = await trainer.registry.bus(max(0.0, deadline - loop.time()))
         instance: LocalInstance = make(bus, trainer.manager.job, trainer.model, self._engine)

@@ -2,5 +2,6 @@
 
 `app` imports it, and the simulator drives it.
 
-Seams: `answers`, `decisions`, `fold`, `leader`, `leader_events`, `lengths`, `outcomes`, `response_story`, `state`, `transitions`.
+Seams: `answers`, `decisions`, `fold`, `leader`, `leader_events`, `lengths`,
+`outcomes`, `response_story`, `state`, `transitions`.
 """

@@ -112,17 +112,19 @@ def answer_seeding(
     meter, root = meter_of(consumer.model), root_of(consumer.model, question.version)
     step = meter.last
     if step is None or step.version <= known.version:
-        return SeedingAnswer(known, root)
+        return SeedingAnswer(known, root, has_others=bool(meter.instances))
+    # Where none was there in the whole step, none has waited for the trainer: the time would fall to nothing else.
+    had_none = step.is_steady and not step.instances
     times = StepTimes(
         train_wait_s=question.train_wait_s,
         train_s=max(0.0, step.whole_s - question.train_wait_s - question.seeded_s),
         remote_s=step.remote_s,
-        remote_wait_s=step.remote_wait_s,
+        remote_wait_s=0.0 if had_none else step.remote_wait_s,
         remote_units=step.instances / LOCAL_ENGINES,
         is_steady=step.is_steady,
     )
     learnt = after_step(known, times, settings, LOCAL_ENGINES, meter.instances / LOCAL_ENGINES)
-    return SeedingAnswer(replace(learnt, version=step.version), root)
+    return SeedingAnswer(replace(learnt, version=step.version), root, has_others=bool(meter.instances))
 
 
 def has_ready(state: RolloutState, question: ReadyQuestion) -> bool:

@@ -58,10 +58,17 @@ class Led:
         frame = Frame(LOG, 1, 1, row, bytes(8), row, bytes(4), bytes(4))
         self.leader.handle(FrameCame(runner, frame), self.now)
 
-    def ask(self, state: SeedingState | None = None, *, waited_s: float = 0.0, seeded_s: float = 0.0) -> SeedingState:
+    def answer(
+        self, state: SeedingState | None = None, *, waited_s: float = 0.0, seeded_s: float = 0.0
+    ) -> SeedingAnswer:
         question = SeedingQuestion(2, 1, waited_s, seeded_s, initial_s=150.0, gain=3.0, state=state)
         answer = answer_seeding(self.leader.state, question, self.leader.meter, lambda *_: "root")
         assert answer.root == "root"
+        return answer
+
+    def ask(self, state: SeedingState | None = None, *, waited_s: float = 0.0, seeded_s: float = 0.0) -> SeedingState:
+        answer = self.answer(state, waited_s=waited_s, seeded_s=seeded_s)
+        assert answer.has_others
         assert answer.state is not None
         return answer.state
 
@@ -114,6 +121,22 @@ def test_the_trainers_own_coming_and_going_changes_no_step() -> None:
     assert led.leader.counts.instances_lost == 0
     led.publish(2)
     assert [count for count, _ in led.ask(SeedingState(150.0, 1)).remembered] == [1.0]
+
+
+def test_a_trainer_that_is_alone_is_told_so_and_does_not_seed_less_for_it() -> None:
+    """Nobody else would make anything: with less and less of its own it would wait for ever."""
+    led = Led()
+    led.until(1.0)
+    led.publish(1)
+    led.until(11.0)
+    led.publish(2)
+    alone = led.answer(SeedingState(150.0, 1), waited_s=0.0, seeded_s=8.0)
+    assert not alone.has_others
+    assert alone.state is not None
+    assert (alone.state.seed_s, dict(alone.state.remembered)) == (150.0, {0.0: 150.0})
+    led.runners.add("a")
+    led.until(12.0)
+    assert led.answer(alone.state).has_others
 
 
 def test_a_trainer_that_was_replaced_is_told_so() -> None:

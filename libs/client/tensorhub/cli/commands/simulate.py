@@ -16,6 +16,8 @@ from tensorhub.cli import options
 from tensorhub.cli.runner import need
 
 MODULE = "tensorhub_simulator.performance"
+ROLLOUT_MODULE = "tensorhub_simulator.rollout_performance"
+"""With `rollout` as the first word."""
 
 PROCESSES_MAX = 1024
 
@@ -25,7 +27,9 @@ def simulate(
     scenarios: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[SCENARIO]...", help="A YAML file, or standalone, elastic, across; by default these three."
+            metavar="[rollout] [SCENARIO]...",
+            help="A YAML file, or standalone, elastic, across; by default these three. After the word rollout: a YAML "
+            "file of a job of rollouts, or rlboost-8b.",
         ),
     ] = None,
     alone: Annotated[bool, typer.Option("--alone", help="Neither other sizes nor other assumptions.")] = False,
@@ -48,7 +52,11 @@ def simulate(
         # What is there would be written into, and the picture seen nowhere.
         raise typer.BadParameter(f"{picture} is no regular file; give the name of one", param_hint="--picture")
     need("simulate", "yaml", "xxhash", extra="simulate")
-    command = [sys.executable, "-m", "tensorhub_launcher.become", MODULE]
+    names = scenarios or []
+    is_rollout = names[:1] == ["rollout"]
+    if is_rollout and (alone or picture is not None or processes is not None):
+        raise typer.BadParameter("--alone, --picture and --processes are for clusters, and not for rollouts")
+    command = [sys.executable, "-m", "tensorhub_launcher.become", ROLLOUT_MODULE if is_rollout else MODULE]
     command += ["--alone"] if alone else []
     command += ["--json"] if json else []
     command += ["--picture", str(picture)] if picture is not None else []
@@ -56,6 +64,6 @@ def simulate(
     # Between the two programs Ctrl-C waits for the one that comes: no instruction is without a handler.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        os.execv(sys.executable, [*command, "--", *(scenarios or [])])  # noqa: S606 (no shell is wanted)
+        os.execv(sys.executable, [*command, "--", *names[is_rollout:]])  # noqa: S606 (no shell is wanted)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

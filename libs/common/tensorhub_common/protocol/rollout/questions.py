@@ -127,6 +127,8 @@ class SeedingAnswer(msgspec.Struct, frozen=True, tag="seeding"):
 
     state: SeedingState | None = None
     root: str = ""
+    has_others: bool = True
+    """Whether remote instances are there, which go on with what is open once the trainer's engine stops."""
     error: str | None = None
     message: str = ""
 

@@ -1,0 +1,150 @@
+"""A job of rollouts and its machines, as a YAML file says it. Pure.
+
+A mistake is told in one sentence (`ScenarioError`) before anything is simulated.
+"""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Final, Literal
+
+import msgspec
+import yaml
+
+from tensorhub_common.errors import TensorHubError
+from tensorhub_simulator.performance import strict_yaml
+from tensorhub_simulator.rollout_performance.engine_model import EngineCosts
+
+System = Literal["reserved", "recompute", "arrival", "streamrl"]
+"""What drives the rollouts. `reserved`: the trainer's own engines alone, which make all responses before it trains.
+`recompute`: spot machines with the default policy, and what a lost one had made is lost with it. The others: a policy
+of the rollout manager."""
+
+STEPS_MAX: Final = 1000
+REQUESTS_MAX: Final = 65_536
+INSTANCES_MAX: Final = 4096
+SLOTS_MAX: Final = 4096
+TOKENS_MAX: Final = 1_000_000
+NUMBER_MAX: Final = 1e12
+
+
+class ScenarioError(TensorHubError):
+    """A scenario can't be simulated as it is described."""
+
+
+class Lengths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How long prompts and responses are, in tokens: log-normal, between prompts and within each."""
+
+    prompt: int
+    median: float
+    between: float
+    """The standard deviation of the logarithm between prompts."""
+    within: float
+    """And between responses to one prompt."""
+    longest: int
+
+
+class Trainer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The trainer on the reserved machines; it trains while spot machines generate."""
+
+    steps: int
+    groups: int
+    group_size: int
+    micro_batch: int
+    """Responses that it begins to train with at least, while more are to come."""
+    token_s: float
+    """Training takes so long for each token."""
+    publish_s: float
+    """From the last token that is trained to the next version."""
+    engines: int
+    """How many instances its own GPUs are while it doesn't train."""
+    seed_first_s: float = 150.0
+    seed_gain: float = 3.0
+
+
+class Spot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Machines that come and go."""
+
+    changes: tuple[tuple[float, int], ...]
+    """From when on how many there are: seconds and instances, the first at 0."""
+    boot_s: float
+    """Until an engine runs, without weights."""
+    load_s: float
+    """Until it has a version."""
+    notice_s: float = 0.0
+    """So long before it goes a machine is told; 0: not at all."""
+
+
+class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Money for an hour of what one instance takes."""
+
+    reserved: float
+    spot: float
+
+
+class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One job."""
+
+    name: str
+    seed: int
+    engine: EngineCosts
+    lengths: Lengths
+    trainer: Trainer
+    spot: Spot
+    price: Price
+    pause_s: float = 0.1
+    """An engine stands still so long to go over to a version that it has beside its own."""
+
+
+def decode(text: bytes, name: str) -> Scenario:
+    """Return the scenario of a file. Raises `ScenarioError`."""
+    try:
+        found = msgspec.convert(strict_yaml.load(text), Scenario)
+    except (yaml.YAMLError, ValueError) as why:
+        # msgspec's error of a wrong type is a ValueError too.
+        raise ScenarioError(f"{name} is no scenario of rollouts: {' '.join(str(why).split())}") from None
+    wrong = next(wrongs(found), None)
+    if wrong is not None:
+        raise ScenarioError(f"{name}: {wrong}")
+    return found
+
+
+def wrongs(scenario: Scenario) -> Iterator[str]:
+    """Yield what is wrong, in sentences."""
+    trainer, lengths, spot, engine = scenario.trainer, scenario.lengths, scenario.spot, scenario.engine
+    for what, number, least, most in (
+        ("trainer.steps", trainer.steps, 1, STEPS_MAX),
+        ("trainer.groups", trainer.groups, 1, REQUESTS_MAX),
+        ("trainer.group_size", trainer.group_size, 1, REQUESTS_MAX),
+        ("trainer.groups times trainer.group_size", trainer.groups * trainer.group_size, 1, REQUESTS_MAX),
+        ("trainer.micro_batch", trainer.micro_batch, 1, trainer.groups * trainer.group_size),
+        ("trainer.engines", trainer.engines, 1, INSTANCES_MAX),
+        ("trainer.token_s", trainer.token_s, 0.0, NUMBER_MAX),
+        ("trainer.publish_s", trainer.publish_s, 0.0, NUMBER_MAX),
+        ("trainer.seed_first_s", trainer.seed_first_s, 0.0, NUMBER_MAX),
+        ("trainer.seed_gain", trainer.seed_gain, 1e-3, NUMBER_MAX),
+        ("lengths.prompt", lengths.prompt, 1, TOKENS_MAX),
+        ("lengths.longest", lengths.longest, 1, TOKENS_MAX),
+        ("lengths.median", lengths.median, 1, lengths.longest),
+        ("lengths.between", lengths.between, 0.0, 10.0),
+        ("lengths.within", lengths.within, 0.0, 10.0),
+        ("engine.slots", engine.slots, 1, SLOTS_MAX),
+        ("engine.fixed_s", engine.fixed_s, 1e-9, NUMBER_MAX),
+        ("engine.each_s", engine.each_s, 0.0, NUMBER_MAX),
+        ("engine.attention_s", engine.attention_s, 0.0, NUMBER_MAX),
+        ("engine.prefill_tokens_per_s", engine.prefill_tokens_per_s, 1e-3, NUMBER_MAX),
+        ("spot.boot_s", spot.boot_s, 0.0, NUMBER_MAX),
+        ("spot.load_s", spot.load_s, 0.0, NUMBER_MAX),
+        ("spot.notice_s", spot.notice_s, 0.0, NUMBER_MAX),
+        ("price.reserved", scenario.price.reserved, 0.0, NUMBER_MAX),
+        ("price.spot", scenario.price.spot, 0.0, NUMBER_MAX),
+        ("pause_s", scenario.pause_s, 0.0, NUMBER_MAX),
+    ):
+        if not least <= number <= most:
+            yield f"{what} is {number:g}, and must be from {least:g} to {most:g}"
+    if not spot.changes or spot.changes[0][0] != 0:
+        yield "spot.changes must begin with what there is at 0 seconds, such as [0, 4]"
+    times = [at for at, _ in spot.changes]
+    if any(later <= earlier for earlier, later in pairwise(times)):
+        yield "the times of spot.changes must rise"
+    if any(not 0 <= count <= INSTANCES_MAX for _, count in spot.changes):
+        yield f"spot.changes must have from 0 to {INSTANCES_MAX} instances"

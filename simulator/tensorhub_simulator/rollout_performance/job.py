@@ -1,0 +1,504 @@
+"""One job in virtual time: the production leader, fold, policies and runners; a trainer, and machines that come and go.
+
+Modelled are engines (`engine_model`), the time until a machine runs and has weights, and messages, which take `DELAY_S`
+and are never lost. One scenario and one system give one run.
+
+Always true: each response is trained once, and it has as many tokens as were drawn for it (`Report` is made of these).
+"""
+
+import math
+from functools import partial
+from hashlib import sha256
+from random import Random
+from typing import Final
+
+import msgspec
+
+from tensorhub_common.machine import Tick
+from tensorhub_common.protocol.rollout.entries import (
+    AnyEntry,
+    Attach,
+    Done,
+    End,
+    GroupSubmitted,
+    Lead,
+    Payload,
+    RequestId,
+    SdkSender,
+    Submit,
+)
+from tensorhub_common.protocol.rollout.messages import TOKEN_BYTES, PublishedVersions, Sampling, VersionRule
+from tensorhub_common.protocol.rollout.questions import SeedingAnswer, SeedingQuestion, SeedingState
+from tensorhub_rollout.core.answers import answer_seeding
+from tensorhub_rollout.core.decisions import Decisions, PolicyLimits
+from tensorhub_rollout.core.fold import fold
+from tensorhub_rollout.core.leader import Leader, LeaderLimits
+from tensorhub_rollout.core.leader_events import (
+    AbortAnswered,
+    AnswerFrame,
+    AnswerHeartbeat,
+    AnswerReport,
+    AssignAnswered,
+    EntryFolded,
+    FrameCame,
+    HeartbeatCame,
+    LeaderEffect,
+    LeaderInput,
+    LoadPrompt,
+    PromptLoaded,
+    ReportCame,
+    SendAbort,
+    SendAssign,
+    StoreEnd,
+    VersionsSeen,
+)
+from tensorhub_rollout.core.outcomes import Attached, Ended, Outcome, Submitted
+from tensorhub_rollout.core.state import RolloutState
+from tensorhub_runner.core.runner_events import (
+    AbortCame,
+    AnswerAbort,
+    AnswerAssign,
+    AssignCame,
+    FrameAnswered,
+    HeartbeatAnswered,
+    PreemptionNoticed,
+    ReportAnswered,
+    RunnerEffect,
+    RunnerInput,
+    SendFrame,
+    SendHeartbeat,
+    SendReport,
+)
+from tensorhub_simulator.engine.agenda import Agenda
+from tensorhub_simulator.rollout_performance.config import Scenario, System
+from tensorhub_simulator.rollout_performance.machine import HEARTBEAT_S, RESEND_S, Machine
+from tensorhub_simulator.rollout_performance.trainer import StepProgress, StepRecord
+
+MODEL: Final = "policy"
+LOG: Final = "the-log"
+DELAY_S: Final = 0.001
+LOOK_S: Final = 0.1
+SILENCE_S: Final = 2.5 * HEARTBEAT_S
+FLEET_LOOK_S: Final = 1.0
+"""How often machines are started for what the trainer keeps up with."""
+VERSIONS_SHOWN: Final = 8
+SECONDS_MAX: Final = 1e7
+"""A job that is not over after so much virtual time hangs."""
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What came of a run. Times in seconds."""
+
+    system: System
+    steps: int
+    seconds: float
+    tokens: int
+    """Of responses that were trained."""
+    made: int
+    """Tokens that engines made: more where some were lost."""
+    responses: int
+    waited_s: float
+    seeded_s: float
+    trained_s: float
+    spot_s: float
+    """Of all spot instances, from their boot on."""
+    cost: float
+    lost: int
+    """Instances that went with work on them."""
+    step_s: tuple[float, ...]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Trained tokens."""
+        return self.tokens / self.seconds
+
+    @property
+    def tokens_per_cost(self) -> float:
+        """Trained tokens for one unit of money; infinite where nothing costs."""
+        return self.tokens / self.cost if self.cost else math.inf
+
+
+class JobRun:
+    """One job with one system; `run` it once."""
+
+    def __init__(self, scenario: Scenario, system: System) -> None:
+        self._scenario, self._system = scenario, system
+        self._agenda, self._random = Agenda(), Random(f"machines {scenario.seed}")
+        self._state = RolloutState("job")
+        self._seq = self._n = self._attachment = self._payloads = 0
+        self._version, self._versions = 1, PublishedVersions(1, (1,))
+        self._machines: dict[str, Machine] = {}
+        self._booting: dict[str, float] = {}
+        """When each spot machine that has no engine yet was taken."""
+        self._number = 0
+        self._spot_s, self._made, self._lost, self._responses = 0.0, 0, 0, 0
+        self._lengths: dict[RequestId, int] = {}
+        self._progress = StepProgress(scenario.trainer)
+        self._steps: list[StepRecord] = []
+        self._seeding: SeedingState | None = None
+        self._is_seeding = self._is_training = False
+        self._waits_since: float | None = None
+        self._available = 0
+        self._seq += 1
+        fold(self._state, self._seq, Lead(1, "manager"))
+        limits = LeaderLimits(
+            silence_s=SILENCE_S, gather_s=0.0, resend_s=RESEND_S, checkpoint_s=SECONDS_MAX, look_s=LOOK_S
+        )
+        self._leader = Leader(self._state, LOG, limits, 0.0)
+        self._decisions = Decisions(PolicyLimits(), _raise)
+        self._append(Attach("main", MODEL, 0, "nonce", "streamrl" if system == "streamrl" else "arrival"))
+
+    def run(self) -> Report:
+        """Return what comes of all steps. Raises AssertionError where a response is lost, or the job hangs."""
+        self._see_versions()
+        if self._has_spot:
+            for at, count in self._scenario.spot.changes:
+                self._agenda.at(at, partial(self._change_available, count))
+            self._agenda.after(0.0, self._follow_fleet)
+        self._agenda.after(0.0, self._begin_step)
+        self._agenda.after(LOOK_S, self._look)
+        while not self._is_over:
+            assert self._agenda.now < SECONDS_MAX, f"{len(self._progress.open)} responses are open for ever"
+            assert self._agenda.step()
+        return self._report()
+
+    @property
+    def _has_spot(self) -> bool:
+        return self._system != "reserved"
+
+    @property
+    def _is_over(self) -> bool:
+        return len(self._steps) == self._scenario.trainer.steps and bool(self._steps[-1].ended_at)
+
+    def _report(self) -> Report:
+        scenario, steps = self._scenario, self._steps
+        for machine in [*self._machines.values()]:
+            self._end(machine)
+        for began_at in self._booting.values():
+            self._spot_s += self._agenda.now - began_at
+        assert self._responses == scenario.trainer.steps * scenario.trainer.groups * scenario.trainer.group_size
+        hours = self._agenda.now / 3600
+        cost = hours * scenario.trainer.engines * scenario.price.reserved + self._spot_s / 3600 * scenario.price.spot
+        return Report(
+            self._system,
+            len(steps),
+            self._agenda.now,
+            sum(each.tokens for each in steps),
+            self._made,
+            self._responses,
+            sum(each.waited_s for each in steps),
+            sum(each.seeded_s for each in steps),
+            sum(each.trained_s for each in steps),
+            self._spot_s,
+            cost,
+            self._lost,
+            tuple(each.seconds for each in steps),
+        )
+
+    # ------------------------------------------------------------------------------------------ the log
+
+    def _append(self, entry: AnyEntry) -> None:
+        self._seq += 1
+        outcome = fold(self._state, self._seq, entry).outcome
+        if isinstance(outcome, Attached):
+            self._attachment = self._seq
+        self._tell(EntryFolded(outcome))
+        self._note(outcome)
+
+    def _note(self, outcome: Outcome) -> None:
+        if isinstance(outcome, Submitted):
+            for of in outcome.opened:
+                self._progress.open.add(of)
+                self._lengths[of] = self._drawn(of)
+        elif isinstance(outcome, Ended):
+            for of in outcome.requests:
+                request = self._state.request(of)
+                assert request is not None
+                assert request.end is not None
+                assert request.end.tokens == self._lengths[of], f"{of} has {request.end.tokens} tokens"
+                self._progress.ended(of, request.end.tokens)
+            self._train()
+
+    def _by(self) -> SdkSender:
+        self._n += 1
+        return SdkSender(self._attachment, self._n)
+
+    def _payload(self, size: int) -> Payload:
+        self._payloads += 1
+        return Payload(f"{self._payloads:064x}", size)
+
+    def _drawn(self, of: RequestId) -> int:
+        """Return how long a response is: equal in all systems."""
+        lengths, group_size = self._scenario.lengths, self._scenario.trainer.group_size
+        step = len(self._steps)
+        of_prompt = Random(f"{self._scenario.seed} {step} {of.index // group_size}").gauss(0.0, lengths.between)
+        of_response = Random(f"{self._scenario.seed} {step} {of.index}").gauss(0.0, lengths.within)
+        return max(1, min(lengths.longest, round(lengths.median * math.exp(of_prompt + of_response))))
+
+    # ------------------------------------------------------------------------------------------ the leader
+
+    def _look(self) -> None:
+        self._tell(Tick())
+        for wanted in self._decisions.look(self._leader, MODEL, self._agenda.now):
+            self._tell(wanted)
+        self._agenda.after(LOOK_S, self._look)
+
+    def _tell(self, event: LeaderInput) -> list[LeaderEffect]:
+        """Give the leader an event, carry out what it wants, and return its answers."""
+        return [each for each in self._leader.handle(event, self._agenda.now) if not self._carry_out(each)]
+
+    def _hear(self, event: LeaderInput) -> None:
+        """Give the leader an event that it answers nothing to."""
+        assert not self._tell(event)
+
+    def _carry_out(self, effect: LeaderEffect) -> bool:
+        match effect:
+            case SendAssign(runner=runner, request=assign):
+                self._send(runner, AssignCame(assign))
+            case SendAbort(runner=runner, request=abort):
+                self._send(runner, AbortCame(abort))
+            case LoadPrompt(request=of):
+                prompt = bytes(TOKEN_BYTES * self._scenario.lengths.prompt)
+                said = PromptLoaded(of, prompt, Sampling(self._scenario.lengths.longest + 1, 7), VersionRule())
+                self._agenda.after(DELAY_S, partial(self._hear, said))
+            case StoreEnd(ended=ended):
+                assert ended.reason == "stop", f"{ended.request} ended with {ended.reason}: {ended.error}"
+                entry = End(self._leader.term, (ended,), self._payload(len(effect.tokens)))
+                self._agenda.after(DELAY_S, partial(self._append, entry))
+            case AnswerFrame() | AnswerHeartbeat() | AnswerReport():
+                return False
+            case _:
+                pass
+        return True
+
+    def _send(self, runner: str, event: RunnerInput) -> None:
+        machine = self._machines.get(runner)
+        if machine is not None:
+            self._agenda.after(DELAY_S, partial(machine.tell, event))
+
+    def _carry_out_for(self, machine: Machine, effect: RunnerEffect) -> None:
+        name = machine.name
+        match effect:
+            case AnswerAssign(results=results):
+                self._agenda.after(DELAY_S, partial(self._hear, AssignAnswered(name, 1, results)))
+            case AnswerAbort(stopped=stopped, forgotten=forgotten):
+                self._agenda.after(DELAY_S, partial(self._hear, AbortAnswered(name, 1, stopped, forgotten)))
+            case SendFrame(frame=frame):
+                self._ask(machine, FrameCame(name, frame))
+            case SendReport(report=report):
+                self._ask(machine, ReportCame(name, report))
+            case SendHeartbeat(beat=beat):
+                self._ask(machine, HeartbeatCame(name, beat))
+            case _:
+                pass
+
+    def _ask(self, machine: Machine, event: LeaderInput) -> None:
+        def answer() -> None:
+            for effect in self._tell(event):
+                said: RunnerInput | None = None
+                match effect:
+                    case AnswerFrame(result=result):
+                        said = FrameAnswered(result)
+                    case AnswerReport(result=report):
+                        said = ReportAnswered(report)
+                    case AnswerHeartbeat(result=beat):
+                        said = HeartbeatAnswered(beat)
+                if said is not None:
+                    self._agenda.after(DELAY_S, partial(machine.tell, said))
+
+        self._agenda.after(DELAY_S, answer)
+
+    def _see_versions(self) -> None:
+        self._tell(VersionsSeen(MODEL, self._versions, frozenset({self._version})))
+
+    # ------------------------------------------------------------------------------------------ machines
+
+    def _change_available(self, count: int) -> None:
+        self._available = count
+        spot = [each for each in self._machines.values() if not each.is_local]
+        going = len(spot) + len(self._booting) - count
+        for name in [*self._booting][: max(0, going)]:
+            self._spot_s += self._agenda.now - self._booting.pop(name)
+            going -= 1
+        if going > 0:
+            for machine in self._random.sample(sorted(spot, key=lambda each: each.name), going):
+                self._preempt(machine)
+        self._start_wished()
+
+    def _preempt(self, machine: Machine) -> None:
+        notice_s = self._scenario.spot.notice_s
+        if notice_s:
+            machine.tell(PreemptionNoticed())
+        self._agenda.after(notice_s, partial(self._end, machine))
+
+    def _follow_fleet(self) -> None:
+        self._start_wished()
+        self._agenda.after(FLEET_LOOK_S, self._follow_fleet)
+
+    def _start_wished(self) -> None:
+        """Take as many spot machines as there are, and as the trainer keeps up with (N_prem)."""
+        wished = self._available
+        if self._seeding is not None and self._seeding.version >= 0:
+            wished = min(wished, max(1, self._seeding.remote_max * self._units))
+        spot = sum(not each.is_local for each in self._machines.values())
+        for _ in range(wished - spot - len(self._booting)):
+            self._number += 1
+            name = f"spot-{self._number}"
+            self._booting[name] = self._agenda.now
+            self._agenda.after(self._scenario.spot.boot_s, partial(self._load_first, name))
+
+    @property
+    def _units(self) -> int:
+        """Instances of one unit of Algorithm 1: all that the trainer has are one there."""
+        return self._scenario.trainer.engines
+
+    def _load_first(self, name: str) -> None:
+        if name in self._booting:
+            version = self._version
+            self._agenda.after(self._scenario.spot.load_s, partial(self._run_first, name, version))
+
+    def _run_first(self, name: str, version: int) -> None:
+        if name not in self._booting:
+            return
+        if version != self._version:
+            self._load_first(name)
+            return
+        taken_at = self._booting.pop(name)
+        self._start(name, is_local=False)
+        self._machines[name].began_at = taken_at
+
+    def _start(self, name: str, *, is_local: bool) -> None:
+        machine = self._machines[name] = Machine(
+            name,
+            self._agenda,
+            self._lengths.__getitem__,
+            self._carry_out_for,
+            self._scenario.engine,
+            is_local,
+            is_forgetful=self._system == "recompute",
+        )
+        machine.start(MODEL, self._version)
+
+    def _end(self, machine: Machine) -> None:
+        if not machine.is_up:
+            return
+        machine.tell(Tick())
+        machine.is_up = False
+        self._made += machine.tokens
+        del self._machines[machine.name]
+        if not machine.is_local:
+            self._spot_s += self._agenda.now - machine.began_at
+            self._lost += bool(machine.engine.running)
+
+    # ------------------------------------------------------------------------------------------ the trainer
+
+    def _begin_step(self) -> None:
+        trainer, step = self._scenario.trainer, len(self._steps)
+        self._steps.append(StepRecord(self._agenda.now))
+        answer = self._asked_seeding()
+        self._seeding = answer.state
+        assert self._seeding is not None, answer.message
+        names = [f"s{step}-{number}" for number in range(trainer.groups)]
+        longest = self._scenario.lengths.longest
+        groups = tuple(
+            GroupSubmitted(name, sha256(name.encode()).hexdigest(), trainer.group_size, 1, longest + 1)
+            for name in names
+        )
+        self._append(Submit(self._by(), groups, self._payload(TOKEN_BYTES)))
+        seed_s = self._seeding.seed_s if answer.has_others else math.inf
+        if seed_s > 0:
+            self._is_seeding = True
+            for number in range(trainer.engines):
+                self._start(f"local-{step}-{number}", is_local=True)
+            if math.isfinite(seed_s):
+                self._agenda.after(seed_s, partial(self._end_seeding, step))
+        self._train()
+
+    def _asked_seeding(self) -> SeedingAnswer:
+        trainer = self._scenario.trainer
+        before = self._steps[-2] if len(self._steps) > 1 else None
+        question = SeedingQuestion(
+            attachment=self._attachment,
+            version=self._version,
+            state=self._seeding,
+            train_wait_s=0.0 if before is None else before.waited_s,
+            seeded_s=0.0 if before is None else before.seeded_s,
+            gain=trainer.seed_gain,
+            initial_s=trainer.seed_first_s,
+        )
+        return answer_seeding(self._state, question, self._leader.meter, lambda _, version: f"root-{version}")
+
+    def _end_seeding(self, step: int) -> None:
+        """Give what the trainer's engines have to others; it trains once they have nothing."""
+        if step != len(self._steps) - 1 or not self._is_seeding:
+            return
+        local = [each for each in self._machines.values() if each.is_local]
+        for machine in local:
+            machine.tell(PreemptionNoticed())
+        self._agenda.after(DELAY_S, self._end_when_drained)
+
+    def _end_when_drained(self) -> None:
+        local = [each for each in self._machines.values() if each.is_local]
+        if not all(each.core.is_drained for each in local):
+            self._agenda.after(LOOK_S, self._end_when_drained)
+            return
+        self._stop_seeding(local)
+
+    def _stop_seeding(self, local: list[Machine]) -> None:
+        for machine in local:
+            self._end(machine)
+        self._is_seeding = False
+        self._steps[-1].seeded_s = self._agenda.now - self._steps[-1].began_at
+        self._train()
+
+    def _train(self) -> None:
+        """Train what there is, where the GPUs are free for it."""
+        if not self._steps or self._is_training or self._steps[-1].ended_at:
+            return
+        if self._is_seeding:
+            if not self._progress.open and self._progress.ready:
+                self._stop_seeding([each for each in self._machines.values() if each.is_local])
+            return
+        batch = self._progress.take()
+        if not batch:
+            if self._waits_since is None and self._progress.open:
+                self._waits_since = self._agenda.now
+            return
+        record = self._steps[-1]
+        if self._waits_since is not None:
+            record.waited_s += self._agenda.now - self._waits_since
+            self._waits_since = None
+        self._is_training = True
+        tokens = sum(count for _, count in batch)
+        seconds = tokens * self._scenario.trainer.token_s
+        self._agenda.after(seconds, partial(self._trained, tuple(of for of, _ in batch), tokens, seconds))
+
+    def _trained(self, requests: tuple[RequestId, ...], tokens: int, seconds: float) -> None:
+        record = self._steps[-1]
+        self._is_training = False
+        record.tokens += tokens
+        record.trained_s += seconds
+        self._responses += len(requests)
+        self._append(Done(self._by(), requests))
+        for of in requests:
+            del self._lengths[of]
+        if self._progress.is_over:
+            self._agenda.after(self._scenario.trainer.publish_s, self._publish)
+        else:
+            self._train()
+
+    def _publish(self) -> None:
+        self._steps[-1].ended_at = self._agenda.now
+        self._version += 1
+        published = (*self._versions.published, self._version)[-VERSIONS_SHOWN:]
+        self._versions = PublishedVersions(self._version, published)
+        self._see_versions()
+        for machine in self._machines.values():
+            load_s = self._scenario.spot.load_s
+            self._agenda.after(load_s, partial(machine.stage, self._version, self._scenario.pause_s))
+        if not self._is_over:
+            self._begin_step()
+
+
+def _raise(what: str, why: Exception) -> None:
+    raise AssertionError(f"{what} failed") from why

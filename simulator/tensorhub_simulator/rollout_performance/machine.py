@@ -1,0 +1,146 @@
+"""One instance: a production runner with a modelled engine, from when its process runs until its machine goes.
+
+Its tokens go to the leader as in production, only more seldom (`FLUSH_S`): what is lost with it is that much more.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from tensorhub_common.machine import Tick
+from tensorhub_common.protocol.rollout.entries import Attempt, RequestId
+from tensorhub_common.protocol.rollout.messages import TOKEN_BYTES, Finished
+from tensorhub_runner.core.runner import Runner, RunnerLimits
+from tensorhub_runner.core.runner_events import (
+    Begin,
+    EngineStepped,
+    LoadWanted,
+    RunnerEffect,
+    RunnerInput,
+    StepTokens,
+    Stop,
+    WeightsChanging,
+    WeightsLoaded,
+)
+from tensorhub_simulator.engine.agenda import Agenda
+from tensorhub_simulator.rollout_performance.engine_model import EngineCosts, EngineModel, Made
+
+FLUSH_S: Final = 1.0
+HEARTBEAT_S: Final = 1.0
+RESEND_S: Final = 5.0
+HELD_AHEAD: Final = 64
+"""Attempts that a runner holds beside those that run."""
+LEAST_S: Final = 1e-6
+"""Two looks at one machine are at least so far apart."""
+
+
+@dataclass(slots=True, eq=False)
+class Machine:
+    """What runs on it, until `is_up` is false."""
+
+    name: str
+    agenda: Agenda
+    length_of: Callable[[RequestId], int]
+    """How long a response will be, in tokens."""
+    carry_out: Callable[["Machine", RunnerEffect], None]
+    costs: EngineCosts
+    is_local: bool
+    is_forgetful: bool
+    """Whether tokens leave it only once their response ends: what makes others compute again."""
+    began_at: float = 0.0
+    is_up: bool = True
+    tokens: int = 0
+    """What its engine has made."""
+    core: Runner = field(init=False)
+    engine: EngineModel[Attempt] = field(init=False)
+    _staged: int | None = None
+    _pause_s: float = 0.0
+    _is_changing: bool = False
+    _kept: dict[Attempt, int] = field(default_factory=dict)
+    """Tokens that a forgetful one has not told of."""
+    _woken: int = 0
+
+    def start(self, model: str, version: int) -> None:
+        """Run, with a version in memory."""
+        now = self.agenda.now
+        slots = self.costs.slots
+        limits = RunnerLimits(
+            slots=slots, held_max=2 * slots + HELD_AHEAD, flush_s=FLUSH_S, heartbeat_s=HEARTBEAT_S, resend_s=RESEND_S
+        )
+        self.core = Runner(self.name, model, 1, limits, now, is_local=self.is_local)
+        self.engine = EngineModel(self.costs, now)
+        self.began_at = now
+        self.tell(WeightsLoaded(version, f"root-{version}"))
+
+    def tell(self, event: RunnerInput) -> None:
+        """Give the runner an event, after all that its engine has made until now."""
+        if not self.is_up:
+            return
+        while (made := self.engine.advance(self.agenda.now)) is not None:
+            self._give(self._stepped(made))
+        self._give(event)
+        self._load_if_staged()
+        self._wake_later()
+
+    def stage(self, version: int, pause_s: float) -> None:
+        """Have a version beside the engine's; it takes its place as soon as the runner lets it."""
+        if self.is_up and version != self.core.version:
+            self._staged = version
+            self._pause_s = pause_s
+            self.tell(LoadWanted())
+
+    def _load_if_staged(self) -> None:
+        if self._staged is None or self._is_changing or not self.core.may_load:
+            return
+        version, self._staged, self._is_changing = self._staged, None, True
+        self.engine.pause(self.agenda.now + self._pause_s)
+        self._give(WeightsChanging())
+
+        def loaded() -> None:
+            self._is_changing = False
+            self.tell(WeightsLoaded(version, f"root-{version}"))
+
+        self.agenda.after(self._pause_s, loaded)
+
+    def _give(self, event: RunnerInput) -> None:
+        for effect in self.core.handle(event, self.agenda.now):
+            match effect:
+                case Begin(attempt=attempt, prompt=prompt, tokens=tokens):
+                    made = len(tokens) // TOKEN_BYTES
+                    length = self.length_of(self.core.held[attempt].assign.request)
+                    self._kept.pop(attempt, None)
+                    self.engine.begin(attempt, len(prompt) // TOKEN_BYTES + made, length - made, self.agenda.now)
+                case Stop(attempt=attempt):
+                    self.engine.stop(attempt)
+                    self._kept.pop(attempt, None)
+                case _:
+                    self.carry_out(self, effect)
+
+    def _stepped(self, made: Made[Attempt]) -> EngineStepped:
+        self.tokens += made.tokens * len(made.requests)
+        rows = tuple(self._row(attempt, made.tokens, is_last=attempt in made.ended) for attempt in made.requests)
+        return EngineStepped(rows, made.step_s)
+
+    def _row(self, attempt: Attempt, count: int, *, is_last: bool) -> StepTokens:
+        if self.is_forgetful:
+            # The first token shows that it runs.
+            is_first = attempt not in self._kept
+            kept = self._kept.get(attempt, 0) + count
+            count = kept if is_last else min(1, count) if is_first else 0
+            self._kept[attempt] = kept - count
+        body = bytes(TOKEN_BYTES * count)
+        return StepTokens(attempt, body, body, Finished(attempt, 0, "stop") if is_last else None)
+
+    def _wake_later(self) -> None:
+        times = [self.core.deadline()]
+        ends_at = self.engine.next_at()
+        if ends_at is not None and not self._is_changing:
+            times.append(ends_at)
+        self._woken += 1
+        number = self._woken
+
+        def wake() -> None:
+            if number == self._woken and self.is_up:
+                self.tell(Tick())
+
+        self.agenda.at(max(min(times), self.agenda.now + LEAST_S), wake)

@@ -1,0 +1,70 @@
+"""A simulated job: every system trains every response once, and machines that come and go are worth something."""
+
+import msgspec
+import pytest
+
+from tensorhub_simulator.rollout_performance.config import Scenario, ScenarioError, System, decode
+from tensorhub_simulator.rollout_performance.job import JobRun
+
+SMALL = b"""
+name: small
+seed: 3
+engine: {fixed_s: 0.05, each_s: 0.001, attention_s: 0, prefill_tokens_per_s: 10000, slots: 8}
+lengths: {prompt: 8, median: 60, between: 0.6, within: 0.4, longest: 300}
+trainer:
+  {steps: 2, groups: 4, group_size: 4, micro_batch: 4, token_s: 0.004, publish_s: 0.5, engines: 1, seed_first_s: 4}
+spot: {changes: [[0, 2], [5, 1], [9, 3], [12, 1], [16, 2]], boot_s: 2, load_s: 0.5}
+price: {reserved: 4, spot: 1}
+"""
+SYSTEMS: tuple[System, ...] = ("reserved", "recompute", "arrival", "streamrl")
+
+
+def scenario(**spot: object) -> Scenario:
+    found = decode(SMALL, "small")
+    return msgspec.structs.replace(found, spot=msgspec.structs.replace(found.spot, **spot))
+
+
+def test_all_systems_train_the_same_responses_and_what_is_lost_is_made_again() -> None:
+    """`JobRun` asserts that each response has the tokens that were drawn for it, and is trained."""
+    found = {system: JobRun(scenario(), system).run() for system in SYSTEMS}
+    for each in found.values():
+        assert each.responses == 2 * 4 * 4
+        assert each.tokens == found["reserved"].tokens <= each.made
+        assert each.trained_s == pytest.approx(0.004 * each.tokens)
+        assert sum(each.step_s) == pytest.approx(each.seconds)
+    assert found["recompute"].made > found["arrival"].made
+    assert found["arrival"].tokens_per_s > found["reserved"].tokens_per_s
+    assert found["reserved"].spot_s == 0.0 < found["arrival"].spot_s
+
+
+@pytest.mark.parametrize("notice_s", [0.0, 1.5])
+def test_one_scenario_is_one_run(notice_s: float) -> None:
+    first, second = (JobRun(scenario(notice_s=notice_s), "arrival").run() for _ in range(2))
+    assert first == second
+
+
+def test_a_job_without_any_spot_instance_is_as_one_with_its_own_engines_alone() -> None:
+    """Its engines go on seeding, since nothing else would make the rest."""
+    none = JobRun(scenario(changes=((0.0, 0),)), "arrival").run()
+    alone = JobRun(scenario(), "reserved").run()
+    assert none.seconds == pytest.approx(alone.seconds, rel=0.2)
+    assert none.cost == pytest.approx(none.seconds / 3600 * 4)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (b"slots: 8", b"slots: 0", "engine.slots is 0, and must be from 1 to 4096"),
+        (b"micro_batch: 4", b"micro_batch: 17", "trainer.micro_batch is 17, and must be from 1 to 16"),
+        (b"[[0, 2],", b"[[1, 2],", "spot.changes must begin with what there is at 0 seconds"),
+        (b"[5, 1]", b"[0, 1]", "the times of spot.changes must rise"),
+        (b"seed: 3", b"seed: three", "Expected `int`, got `str`"),
+        (b"seed: 3", b"seed: 3\nseeds: 4", "unknown field `seeds`"),
+        (b"token_s: 0.004", b"token_s: .nan", "trainer.token_s is nan"),
+    ],
+)
+def test_a_mistake_in_a_scenario_is_told(old: bytes, new: bytes, said: str) -> None:
+    assert old in SMALL
+    with pytest.raises(ScenarioError, match="small") as found:
+        decode(SMALL.replace(old, new), "small")
+    assert said in str(found.value)
