@@ -339,18 +339,13 @@ class JobRun:
         """Take as many spot machines as there are, and as the trainer keeps up with (N_prem)."""
         wished = self._available
         if self._seeding is not None and self._seeding.version >= 0:
-            wished = min(wished, max(1, self._seeding.remote_max * self._units))
+            wished = min(wished, max(1, self._seeding.remote_max))
         spot = sum(not each.is_local for each in self._machines.values())
         for _ in range(wished - spot - len(self._booting)):
             self._number += 1
             name = f"spot-{self._number}"
             self._booting[name] = self._agenda.now
             self._agenda.after(self._scenario.spot.boot_s, partial(self._load_first, name))
-
-    @property
-    def _units(self) -> int:
-        """Instances of one unit of Algorithm 1: all that the trainer has are one there."""
-        return self._scenario.trainer.engines
 
     def _load_first(self, name: str) -> None:
         if name in self._booting:
@@ -430,17 +425,22 @@ class JobRun:
 
     def _end_seeding(self, step: int) -> None:
         """Give what the trainer's engines have to others; it trains once they have nothing."""
-        if step != len(self._steps) - 1 or not self._is_seeding:
+        if not self._seeds_in(step):
+            return
+        for machine in [each for each in self._machines.values() if each.is_local]:
+            machine.tell(PreemptionNoticed())
+        self._agenda.after(DELAY_S, partial(self._end_when_drained, step))
+
+    def _seeds_in(self, step: int) -> bool:
+        """Tell whether the step is under way, and its seeding not over: all may have ended before its time."""
+        return self._is_seeding and step == len(self._steps) - 1
+
+    def _end_when_drained(self, step: int) -> None:
+        if not self._seeds_in(step):
             return
         local = [each for each in self._machines.values() if each.is_local]
-        for machine in local:
-            machine.tell(PreemptionNoticed())
-        self._agenda.after(DELAY_S, self._end_when_drained)
-
-    def _end_when_drained(self) -> None:
-        local = [each for each in self._machines.values() if each.is_local]
         if not all(each.core.is_drained for each in local):
-            self._agenda.after(LOOK_S, self._end_when_drained)
+            self._agenda.after(LOOK_S, partial(self._end_when_drained, step))
             return
         self._stop_seeding(local)
 

@@ -34,6 +34,11 @@ def test_a_context_makes_steps_longer() -> None:
     engine = EngineModel[str](EngineCosts(1.0, 0.0, 0.1, 1e9, 4), 0.0)
     engine.begin("a", 10, 5, 0.0)
     assert engine.next_at() == pytest.approx(10.0, abs=1e-6)
+    found = engine.advance(2.1)
+    assert found is not None
+    assert (found.tokens, found.step_s) == (1, pytest.approx(2.0))
+    # Four are left, at 1 s and a tenth for each of 11 tokens.
+    assert engine.next_at() == pytest.approx(2.0 + 4 * 2.1, abs=1e-6)
 
 
 def test_what_has_all_of_its_tokens_ends_at_once() -> None:
