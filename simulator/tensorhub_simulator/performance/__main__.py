@@ -8,6 +8,7 @@ import argparse
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
@@ -40,17 +41,22 @@ class Parser(argparse.ArgumentParser):
 
 def read(name: str) -> Cluster:
     """Read a scenario of ours by its name, or a file. Raises `ClusterError`."""
-    path = FOLDER / f"{name}.yaml" if name in SCENARIOS else Path(name)
+    return decode(read_text(name, FOLDER, SCENARIOS), name)
+
+
+def read_text(name: str, folder: Path, ours: Sequence[str]) -> bytes:
+    """Return the text of a scenario of ours in a folder, by its name, or of a file. Raises `ClusterError`."""
+    path = folder / f"{name}.yaml" if name in ours else Path(name)
     try:
         with path.open("rb") as file:
             text = file.read(FILE_BYTES_MAX + 1)
     except OSError as why:
         raise ClusterError(
-            f"{name!r} can't be read ({why.strerror}): name a YAML file, or one of {', '.join(SCENARIOS)}"
+            f"{name!r} can't be read ({why.strerror}): name a YAML file, or one of {', '.join(ours)}"
         ) from None
     if len(text) > FILE_BYTES_MAX:
-        raise ClusterError(f"{name} has more than {FILE_BYTES_MAX >> 20} MiB: that is no cluster's description")
-    return decode(text, name)
+        raise ClusterError(f"{name} has more than {FILE_BYTES_MAX >> 20} MiB: that is no scenario")
+    return text
 
 
 def simulate(names: list[str], *, alone: bool, processes: int) -> list[Finding]:
@@ -128,13 +134,17 @@ def _write_no_more() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def raise_interrupts() -> None:
+    """Have SIGINT and SIGTERM end what was started first, as `KeyboardInterrupt` with the signal's number."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(each) is not signal.SIG_IGN:
+            signal.signal(each, _interrupt)
+
+
 def _interrupt(number: int, _: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt(number)
 
 
 if __name__ == "__main__":
-    # What was started ends first.
-    for each in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(each) is not signal.SIG_IGN:
-            signal.signal(each, _interrupt)
+    raise_interrupts()
     sys.exit(main())

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tensorhub_common.errors import TensorHubError
-from tensorhub_simulator.performance.__main__ import BY_SIGNAL, FILE_BYTES_MAX, WIDTH, Parser
-from tensorhub_simulator.rollout_performance.config import Scenario, ScenarioError, System, decode
+from tensorhub_simulator.performance.__main__ import BY_SIGNAL, WIDTH, Parser, raise_interrupts, read_text
+from tensorhub_simulator.rollout_performance.config import Scenario, System, decode
 from tensorhub_simulator.rollout_performance.job import JobRun, Report
 
 FOLDER: Final = Path(__file__).with_name("scenarios")
@@ -23,19 +23,8 @@ SYSTEMS: Final[tuple[System, ...]] = get_args(System)
 
 
 def read(name: str) -> Scenario:
-    """Read a scenario of ours by its name, or a file. Raises `ScenarioError`."""
-    ours = {each.stem: each for each in sorted(FOLDER.glob("*.yaml"))}
-    path = ours.get(name, Path(name))
-    try:
-        with path.open("rb") as file:
-            text = file.read(FILE_BYTES_MAX + 1)
-    except OSError as why:
-        raise ScenarioError(
-            f"{name!r} can't be read ({why.strerror}): name a YAML file, or one of {', '.join(ours)}"
-        ) from None
-    if len(text) > FILE_BYTES_MAX:
-        raise ScenarioError(f"{name} has more than {FILE_BYTES_MAX >> 20} MiB: that is no scenario")
-    return decode(text, name)
+    """Read a scenario of ours by its name, or a file. Raises `TensorHubError`."""
+    return decode(read_text(name, FOLDER, sorted(each.stem for each in FOLDER.glob("*.yaml"))), name)
 
 
 def table(scenario: Scenario, reports: list[Report]) -> Table:
@@ -77,11 +66,12 @@ def main(arguments: list[str] | None = None) -> int:
     except TensorHubError as why:
         sys.stderr.write(f"tensorhub: {why}\n")
         return 1
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         sys.stderr.write("tensorhub: interrupted\n")
-        return BY_SIGNAL + signal.SIGINT
+        return BY_SIGNAL + (interrupt.args[0] if interrupt.args else signal.SIGINT)
     return 0
 
 
 if __name__ == "__main__":
+    raise_interrupts()
     sys.exit(main())

@@ -45,7 +45,7 @@ class _Running:
 
 @dataclass(frozen=True, slots=True)
 class Made(Generic[Key]):
-    """What some steps made: so many tokens of each of these requests; each step took `step_s`."""
+    """What some steps made: `tokens` of each of `requests`; each step took `step_s`."""
 
     tokens: int
     requests: tuple[Key, ...]

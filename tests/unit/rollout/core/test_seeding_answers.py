@@ -124,7 +124,7 @@ def test_the_trainers_own_coming_and_going_changes_no_step() -> None:
 
 
 def test_a_trainer_that_is_alone_is_told_so_and_does_not_seed_less_for_it() -> None:
-    """Nobody else would make anything: with less and less of its own it would wait for ever."""
+    """No other engine makes anything: if it seeded less and less, it would wait for ever."""
     led = Led()
     led.until(1.0)
     led.publish(1)

@@ -67,7 +67,7 @@ def test_a_paused_engine_makes_nothing() -> None:
 def test_looks_in_between_change_neither_tokens_nor_the_end(
     requests: list[tuple[int, int]], looks: list[float]
 ) -> None:
-    """With steps that no context makes longer, whoever looks, and how often, sees the same engine."""
+    """With steps that no context makes longer, looks change nothing, however often they come."""
     ends = []
     for times in ([], looks):
         engine = EngineModel[int](COSTS, 0.0)
