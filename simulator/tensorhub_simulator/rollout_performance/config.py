@@ -14,7 +14,7 @@ from tensorhub_common.errors import TensorHubError
 from tensorhub_simulator.performance import strict_yaml
 from tensorhub_simulator.rollout_performance.engine_model import EngineCosts
 
-System = Literal["reserved", "recompute", "arrival", "streamrl"]
+System = Literal["reserved", "recompute", "rlboost", "arrival", "streamrl"]
 """What drives the rollouts. `reserved`: the trainer's own engines alone, which make all responses before it trains.
 `recompute`: spot machines with the default policy, and what a lost one had made is lost with it. The others: a policy
 of the rollout manager."""

@@ -29,7 +29,6 @@ from tensorhub_common.protocol.rollout.entries import (
 )
 from tensorhub_common.protocol.rollout.messages import TOKEN_BYTES, PublishedVersions, Sampling, VersionRule
 from tensorhub_common.protocol.rollout.questions import SeedingAnswer, SeedingQuestion, SeedingState
-from tensorhub_rollout.core.answers import answer_seeding
 from tensorhub_rollout.core.decisions import Decisions, PolicyLimits
 from tensorhub_rollout.core.fold import fold
 from tensorhub_rollout.core.leader import Leader, LeaderLimits
@@ -146,7 +145,7 @@ class JobRun:
         )
         self._leader = Leader(self._state, LOG, limits, 0.0)
         self._decisions = Decisions(PolicyLimits(), _raise)
-        self._append(Attach("main", MODEL, 0, "nonce", "streamrl" if system == "streamrl" else "arrival"))
+        self._append(Attach("main", MODEL, 0, "nonce", {"streamrl": "streamrl", "recompute": "rlboost", "rlboost": "rlboost"}.get(system, "arrival")))
 
     def run(self) -> Report:
         """Return what comes of all steps. Raises AssertionError where a response is lost, or the job hangs."""
@@ -274,7 +273,12 @@ class JobRun:
     def _send(self, runner: str, event: RunnerInput) -> None:
         machine = self._machines.get(runner)
         if machine is not None:
-            self._agenda.after(DELAY_S, partial(machine.tell, event))
+            self._agenda.after(DELAY_S, partial(self._tell_machine, machine, event))
+
+    def _tell_machine(self, machine: Machine, event: RunnerInput) -> None:
+        machine.tell(event)
+        if machine.is_local and machine.core.is_enough and not machine.core.is_leaving:
+            self._end_seeding(len(self._steps) - 1)
 
     def _carry_out_for(self, machine: Machine, effect: RunnerEffect) -> None:
         name = machine.name
@@ -304,7 +308,7 @@ class JobRun:
                     case AnswerHeartbeat(result=beat):
                         said = HeartbeatAnswered(beat)
                 if said is not None:
-                    self._agenda.after(DELAY_S, partial(machine.tell, said))
+                    self._agenda.after(DELAY_S, partial(self._tell_machine, machine, said))
 
         self._agenda.after(DELAY_S, answer)
 
@@ -400,7 +404,8 @@ class JobRun:
             for name in names
         )
         self._append(Submit(self._by(), groups, self._payload(TOKEN_BYTES)))
-        seed_s = self._seeding.seed_s if answer.has_others else math.inf
+        is_timed = answer.has_others and not answer.is_watched
+        seed_s = self._seeding.seed_s if is_timed else math.inf
         if seed_s > 0:
             self._is_seeding = True
             for number in range(trainer.engines):
@@ -421,7 +426,9 @@ class JobRun:
             gain=trainer.seed_gain,
             initial_s=trainer.seed_first_s,
         )
-        return answer_seeding(self._state, question, self._leader.meter, lambda _, version: f"root-{version}")
+        return self._decisions.seeding(
+            self._leader, question, lambda _, version: f"root-{version}", self._agenda.now
+        )
 
     def _end_seeding(self, step: int) -> None:
         """Give what the trainer's engines have to others; it trains once they have nothing."""

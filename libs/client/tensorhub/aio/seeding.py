@@ -19,8 +19,9 @@ from tensorhub_common.protocol.rollout.questions import SeedingQuestion, Seeding
 IDLE_S: Final = 1.0
 """A seeding ends before its time where its engine had nothing to do for so long."""
 
-ALONE_S_MAX: Final = 86_400.0
-"""So long a seeding lasts at most where no other instance is there: it ends before that once nothing is left to do."""
+UNTIMED_S_MAX: Final = 86_400.0
+"""So long a seeding lasts at most where no other instance is there, or the manager says when it is enough: it ends
+before that once nothing is left to do."""
 
 _INSTANCE: Final = "tensorhub_runner.app.local_instance"
 _ENGINE: Final = ("begin", "stop", "step", "weights_changed", "has_work", "capacity")
@@ -37,8 +38,8 @@ class LocalInstance(Protocol):
     async def start(self, version: int, root: str) -> None:
         """Take requests."""
 
-    async def wait_idle(self, idle_s: float) -> None:
-        """Wait until it had nothing to do for so long."""
+    async def wait_enough(self, idle_s: float) -> None:
+        """Wait until the manager says that it is enough, or it had nothing to do for so long."""
 
     async def leave(self) -> None:
         """Give back all that is open."""
@@ -152,7 +153,8 @@ class Seeding:
         clock.state = answer.state
         clock.begin_step(version)
         if self.seconds is None:
-            self.seconds = answer.state.seed_s if answer.has_others else ALONE_S_MAX
+            is_timed = answer.has_others and not answer.is_watched
+            self.seconds = answer.state.seed_s if is_timed else UNTIMED_S_MAX
         make = importlib.import_module(_INSTANCE).LocalInstance
         bus = await trainer.registry.bus(max(0.0, deadline - loop.time()))
         instance: LocalInstance = make(bus, trainer.manager.job, trainer.model, self._engine)
@@ -178,7 +180,7 @@ class Seeding:
             if kind is None:
                 with suppress(TimeoutError):
                     async with asyncio.timeout_at(self._began_at + self.seconds):
-                        await instance.wait_idle(IDLE_S)
+                        await instance.wait_enough(IDLE_S)
         finally:
             try:
                 await instance.leave()

@@ -99,10 +99,13 @@ def answer_seeding(
     question: SeedingQuestion,
     meter_of: Callable[[str], StepMeter],
     root_of: Callable[[str, int], str],
+    *,
+    is_watched: bool = False,
 ) -> SeedingAnswer:
     """Say how long to seed in the step that begins; each step is learnt from once, if this leader saw it whole.
 
-    `root_of` a model and a version: empty where it is not known.
+    `root_of` a model and a version: empty where it is not known. `is_watched`: the seeding before did not end by its
+    time but as the manager said, so that it is learnt from how long it took.
     """
     consumer = _consumer_of(state, question.attachment)
     if consumer is None:
@@ -123,8 +126,11 @@ def answer_seeding(
         remote_units=step.instances / LOCAL_ENGINES,
         is_steady=step.is_steady,
     )
+    if is_watched:
+        known = replace(known, seed_s=question.seeded_s)
     learnt = after_step(known, times, settings, LOCAL_ENGINES, meter.instances / LOCAL_ENGINES)
-    return SeedingAnswer(replace(learnt, version=step.version), root, has_others=bool(meter.instances))
+    learnt = replace(learnt, version=step.version, train_s=times.train_s)
+    return SeedingAnswer(learnt, root, has_others=bool(meter.instances))
 
 
 def has_ready(state: RolloutState, question: ReadyQuestion) -> bool:

@@ -1,7 +1,7 @@
 """What the policies of a leader want: versions of instances, places of requests, and how many instances. Pure.
 
 An error in a policy is a bug of ours, and costs no job its rollouts. It is handed on, and the look goes on without what
-that policy wanted. A policy of placement that was asked for by name is not asked again by this leader: the default one
+that policy wanted. A policy of placement is not asked again by this leader: RLBoost's, which needs to know the least,
 takes its place. All others are asked again at the next look.
 """
 
@@ -12,15 +12,15 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from tensorhub_common.protocol.rollout.entries import DEFAULT_POLICY
+from tensorhub_common.protocol.rollout.questions import SeedingAnswer, SeedingQuestion
+from tensorhub_rollout.core.answers import answer_seeding
 from tensorhub_rollout.core.fleet_size import FleetSize
 from tensorhub_rollout.core.leader import Leader
-from tensorhub_rollout.core.leader_events import Place, Want, Withdraw
+from tensorhub_rollout.core.leader_events import EndSeeding, Place, Want, Withdraw
+from tensorhub_rollout.core.seeding_watch import SeedingWatch
 from tensorhub_rollout.core.state import ANY_SITE
 from tensorhub_rollout.policy.activation import ActivationLimits, Turns, decide
-from tensorhub_rollout.policy.balancing import BalancingLimits
-from tensorhub_rollout.policy.dispatch import Pools
-from tensorhub_rollout.policy.placing import PlacingFacts, place
+from tensorhub_rollout.policy.placing import ARRIVAL, FALLBACK_POLICY, PlacingFacts, PlacingLimits, PlacingState, place
 from tensorhub_rollout.policy.plateau import StepModel, fitted
 from tensorhub_rollout.policy.scale import ScaleLimits, ScaleWish
 from tensorhub_rollout.policy.view import Action, FleetView, MoveAction, PlaceAction, WantAction
@@ -45,7 +45,9 @@ class PolicyLimits(msgspec.Struct, frozen=True):
 
     scale: ScaleLimits = ScaleLimits()
     activation: ActivationLimits = ActivationLimits()
-    balancing: BalancingLimits = BalancingLimits()
+    placing: PlacingLimits = PlacingLimits()
+    ends_seeding: bool = True
+    """Whether the policy `arrival` says when a trainer's engines have generated enough; else they do for T_seed."""
 
 
 class Decisions:
@@ -59,13 +61,15 @@ class Decisions:
         self._engines, self._measured_at = Engines(), float("-inf")
         self._turns: dict[str, Turns] = {}
         """By model."""
-        self._pools: dict[str, Pools] = {}
+        self._placing: dict[str, PlacingState] = {}
+        """By model."""
+        self._seeding: dict[str, SeedingWatch] = {}
         """By model."""
         self._size = FleetSize(limits.scale)
         self._set_aside: set[str] = set()
         """Names of policies that have failed."""
 
-    def look(self, leader: Leader, model: str, now: float) -> Iterator[Want | Place | Withdraw]:
+    def look(self, leader: Leader, model: str, now: float) -> Iterator[Want | Place | Withdraw | EndSeeding]:
         """Yield what is wanted of a model's instances and requests, to be told to the leader in this order."""
         if now - self._measured_at >= ENGINES_LOOK_S:
             self._measured_at = now
@@ -82,6 +86,10 @@ class Decisions:
                 yield Place(action.request, action.runner)
             else:
                 yield Withdraw(action.request, action.target if isinstance(action, MoveAction) else None)
+        if self._watches_seeding(leader, model):
+            enough = partial(self._is_enough, model, view, now)
+            if self._tried("ending a seeding", enough, None) is not None:
+                yield from (EndSeeding(each.runner) for each in view.instances if each.is_local)
 
     def scale(self, leader: Leader, now: float) -> ScaleWish | None:
         """Return how many instances are wished for; None: no others than stand in the log, or it is not yet time."""
@@ -90,21 +98,52 @@ class Decisions:
             "choosing a scale", partial(self._size.look, leader, self._engines.plateaus, known, now), None
         )
 
-    def learnt(self, instances: int, now: float) -> None:
-        """Take with how many instances a trainer keeps up (N_prem)."""
-        self._size.learnt(instances, now)
+    def seeding(
+        self, leader: Leader, question: SeedingQuestion, root_of: Callable[[str, int], str], now: float
+    ) -> SeedingAnswer:
+        """Say how long a trainer is to seed, and learn from the step that it has ended. `root_of` a model and version."""
+        consumers = (each for each in leader.state.consumers.values() if each.attachment == question.attachment)
+        model = next((each.model for each in consumers), None)
+        is_watched = model is not None and self._watches_seeding(leader, model)
+        answer = answer_seeding(leader.state, question, leader.meter, root_of, is_watched=is_watched)
+        state = answer.state
+        if model is None or state is None or state.version < 0:
+            return answer
+        self._size.learnt(state.remote_max, now)
+        watch = self._seeding.setdefault(model, SeedingWatch())
+        if question.state is None or state.version > question.state.version:
+            watch.learnt(state.train_s, leader.meter(model).last_token_at)
+        return msgspec.structs.replace(answer, is_watched=self._watches_seeding(leader, model))
+
+    def _watches_seeding(self, leader: Leader, model: str) -> bool:
+        """Tell whether a trainer is told when its engines have generated enough."""
+        watch = self._seeding.get(model)
+        is_on = self._limits.ends_seeding and leader.policy_of(model) == ARRIVAL
+        return is_on and watch is not None and watch.can_tell
+
+    def _is_enough(self, model: str, view: FleetView, now: float) -> str | None:
+        steps = [self._engines.steps[each.runner] for each in view.instances if each.runner in self._engines.steps]
+        if not steps:
+            return None
+        middle = sorted(steps, key=lambda each: each.seconds(1, 0.0))[len(steps) // 2]
+        loads = self._placing.get(model, PlacingState()).arrival.loads
+        return self._seeding[model].is_enough(view, loads, middle, now)
 
     def _placed(self, leader: Leader, model: str, view: FleetView, now: float) -> tuple[Action, ...]:
         known = PlacingFacts(
-            self._engines.plateaus, self._engines.steps, partial(leader.lengths.estimate, now=now), leader.priority_of
+            self._engines.plateaus,
+            self._engines.steps,
+            partial(leader.lengths.estimate, now=now),
+            leader.context_of,
+            leader.priority_of,
         )
         asked = leader.policy_of(model)
-        for policy in dict.fromkeys((asked, DEFAULT_POLICY)):
+        for policy in dict.fromkeys((asked, FALLBACK_POLICY)):
             if policy in self._set_aside:
                 continue
-            pools = self._pools.get(model, Pools())
+            state = self._placing.get(model, PlacingState())
             try:
-                actions, self._pools[model] = place(policy, view, known, pools, self._limits.balancing, now)
+                actions, self._placing[model] = place(policy, view, known, state, self._limits.placing, now)
             except Exception as why:  # noqa: BLE001 (whatever it is, requests are placed all the same)
                 self._failed(policy, why)
             else:
@@ -112,11 +151,11 @@ class Decisions:
         return ()
 
     def _failed(self, policy: str, why: Exception) -> None:
-        if policy == DEFAULT_POLICY:
+        if policy == FALLBACK_POLICY:
             self._on_fault(f"placing by policy {policy!r}", why)
         else:
             self._set_aside.add(policy)
-            self._on_fault(f"placing by policy {policy!r}, which {DEFAULT_POLICY!r} replaces from now on,", why)
+            self._on_fault(f"placing by policy {policy!r}, which {FALLBACK_POLICY!r} replaces from now on,", why)
 
     def _tried(self, what: str, do: Callable[[], T], otherwise: T) -> T:
         try:

@@ -39,6 +39,7 @@ from tensorhub_common.protocol.rollout.messages import (
     Report,
     ReportResult,
     TokenRun,
+    VersionRule,
     attempt_key,
     attempt_of,
     is_well_formed,
@@ -54,6 +55,7 @@ from tensorhub_rollout.core.leader_events import (
     AnswerReport,
     AssignAnswered,
     BusChanged,
+    EndSeeding,
     EntryFolded,
     FrameCame,
     HeartbeatCame,
@@ -84,6 +86,7 @@ from tensorhub_rollout.core.responses import Response, TokensDiffer
 from tensorhub_rollout.core.state import RolloutState
 from tensorhub_rollout.core.step_meter import StepMeter
 from tensorhub_rollout.core.transitions import AttemptState, AttemptTransition, RequestState
+from tensorhub_rollout.core.version_arrivals import VersionArrivals
 from tensorhub_rollout.core.waiting import WaitingQueue
 from tensorhub_rollout.policy.view import FleetView, InstanceView
 
@@ -161,6 +164,10 @@ class Leader:
         """By model: how many of its newest versions this leader has seen."""
         self._meters: dict[str, StepMeter] = {}
         """By model."""
+        self._arrivals: dict[str, VersionArrivals] = {}
+        """By model."""
+        self._rules: dict[str, VersionRule] = {}
+        """By model: the rule of the latest request that is for no version alone."""
         self._effects: list[LeaderEffect] = []
         self._n = 0
         self._looked_at = self._now = now
@@ -171,6 +178,7 @@ class Leader:
             AbortAnswered: self._abort_answered,
             AssignAnswered: self._assign_answered,
             BusChanged: self._bus_changed,
+            EndSeeding: self._end_seeding,
             EntryFolded: self._entry_folded,
             FrameCame: self._frame,
             HeartbeatCame: self._heartbeat,
@@ -241,6 +249,7 @@ class Leader:
         known = self.versions.get(event.model, _NO_VERSIONS)
         self.versions[event.model], self._hub[event.model] = event.versions, event
         newest = max(event.versions.published, default=-1)
+        self._arrivals_of(event.model).published(newest, self._now, is_new=event.model in self._steps)
         if newest > max(known.published, default=-1):
             self._steps[event.model] = self._steps.get(event.model, 0) + 1
             meter = self.meter(event.model)
@@ -272,6 +281,12 @@ class Leader:
         """Return what is measured of a model's steps."""
         return self._meters.setdefault(model, StepMeter())
 
+    def context_of(self, of: RequestId) -> int:
+        """Return how many tokens an open request has, those of its prompt among them."""
+        submission = self.state.submissions[of.submission]
+        group = submission.groups[submission.requests[of.index].group]
+        return group.prompt_tokens + (self._held(of) or self._stored_count(of))
+
     def policy_of(self, model: str) -> str:
         """Return how requests of a model are placed: as the trainer wants it that has attached last."""
         consumers = [each for each in self.state.consumers.values() if each.model == model]
@@ -295,6 +310,7 @@ class Leader:
             waiting = (of for of in waiting if of not in pinned or pinned[of] in serving)
         if self.admission.is_held_back:
             waiting = (of for of in waiting if self._group_of(of) in self.admission.begun)
+        rule, versions = self._rules.get(model), self._versions_of(model)
         instances = tuple(
             InstanceView(
                 each.runner,
@@ -306,6 +322,9 @@ class Leader:
                 version=each.version,
                 keeps_versions=each.keeps_versions and each.has_reported and self.fleet.has_gathered,
                 version_wanted=each.version_wanted,
+                may_start=rule is None or each.version is None or rule.allows(each.version, versions),
+                arrives_in_s=self._arrivals_of(model).arrives_in_s(each.runner, each.version, self._now),
+                is_local=each.is_local,
             )
             for each in self.fleet.of_model(model)
         )
@@ -383,6 +402,9 @@ class Leader:
     def _model_of(self, of: RequestId) -> str:
         return self.state.consumers[self.state.submissions[of.submission].consumer].model
 
+    def _arrivals_of(self, model: str) -> VersionArrivals:
+        return self._arrivals.setdefault(model, VersionArrivals())
+
     def _versions_of(self, model: str) -> PublishedVersions:
         return self.versions.get(model, _NO_VERSIONS)
 
@@ -418,6 +440,8 @@ class Leader:
             return
         placement = request.placement
         request.age_max = event.age_max
+        if event.rule.pinned is None:
+            self._rules[request.model] = event.rule
         if placement.state is AttemptState.PREPARED:
             placement.move(AttemptTransition.LOADED)
             # Tokens of a retired version end nothing.
@@ -516,6 +540,12 @@ class Leader:
         if instance is not None and instance.keeps_versions and self.fleet.has_gathered:
             instance.version_wanted = event.version
             self._end_unreachable(instance.model)
+
+    def _end_seeding(self, event: EndSeeding) -> None:
+        """Tell the trainer's own engine with each answer to a heartbeat that it may stop, from now on."""
+        instance = self.instances.get(event.runner)
+        if instance is not None and instance.is_local:
+            instance.is_enough = True
 
     # ------------------------------------------------------------------------------------------ stopping
 
@@ -794,6 +824,7 @@ class Leader:
         instance.steps, instance.model, instance.slots = beat.steps, beat.model, beat.slots
         instance.is_leaving, instance.is_local = beat.is_leaving, beat.is_local
         instance.keeps_versions = beat.keeps_versions
+        self._arrivals_of(beat.model).heard(event.runner, instance.version, beat.version, beat.loads_in_s, self._now)
         if beat.version != instance.version:
             instance.version = beat.version
             self._end_unreachable(beat.model)
@@ -801,7 +832,9 @@ class Leader:
         versions = self._versions_of(beat.model)
         flush_s = len(self.instances) / self.limits.frames_per_s_max
         wants_report, wanted = not instance.has_reported, instance.version_wanted
-        result = HeartbeatResult(self.log, self.term, versions, wants_report, flush_s, wanted)
+        result = HeartbeatResult(
+            self.log, self.term, versions, wants_report, flush_s, wanted, is_enough=instance.is_enough
+        )
         self._effects.append(AnswerHeartbeat(result))
 
     def _report(self, event: ReportCame) -> None:
@@ -1065,6 +1098,7 @@ class Leader:
             self.counts.instances_lost += 1
             self.counts.tokens_of_lost += instance.tokens
         self._effects.append(InstanceLost(instance.runner, reason, is_left=is_left))
+        self._arrivals_of(instance.model).lost(instance.runner)
         placements = [self.placements[attempt] for attempt in sorted(instance.attempts)]
         blamed = self._blamed(placements)
         for placement in placements:

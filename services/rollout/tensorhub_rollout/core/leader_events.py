@@ -145,8 +145,15 @@ class Want(msgspec.Struct, frozen=True):
     version: int | Literal["newest"]
 
 
+class EndSeeding(msgspec.Struct, frozen=True):
+    """The policy: tell the trainer's own engine that it may stop."""
+
+    runner: str
+
+
 LeaderInput = (
-    EntryFolded
+    EndSeeding
+    | EntryFolded
     | HeartbeatCame
     | ReportCame
     | FrameCame

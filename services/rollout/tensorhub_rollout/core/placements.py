@@ -104,6 +104,8 @@ class Instance:
     is_leaving: bool = False
     is_local: bool = False
     """Whether it is the trainer's own engine."""
+    is_enough: bool = False
+    """Whether that is told that it may stop."""
     keeps_versions: bool = False
     """Whether it loads the version that it is asked for, and keeps that."""
     version_wanted: int | Literal["newest"] | None = None

@@ -413,10 +413,7 @@ class RolloutJob:
         await self._see_version(question)
         if self.leader is None:
             raise self._leads_not()
-        answer = answer_seeding(self.state, question, self.leader.meter, self._versions.root_of)
-        if answer.state is not None and answer.state.version >= 0:
-            self._decisions.learnt(answer.state.remote_max, time.monotonic())
-        return answer
+        return self._decisions.seeding(self.leader, question, self._versions.root_of, time.monotonic())
 
     def status(self) -> RolloutStatus:
         """Return the state of the job's rollouts. Raises `RolloutUnavailable` where this manager doesn't lead."""

@@ -49,6 +49,9 @@ class LengthLimits(msgspec.Struct, frozen=True):
     """The length that is expected before any response was seen."""
 
 
+_SHARE_MIN: Final = 1e-9
+
+
 class Knowledge(StrEnum):
     """What an estimate is from, beside what the response has made itself: the best of what there is."""
 
@@ -71,10 +74,30 @@ class LengthEstimate(msgspec.Struct, frozen=True):
     made: int
     """How many tokens it has."""
     knowledge: Knowledge
+    tokens_max: int | None = None
+    """Limit of its tokens; None: it has none."""
 
     def quantile(self, share: float) -> float:
         """Return the length that a response with `made` tokens stays below with this probability, in tokens."""
-        return _quantile(self.mean, self.deviation, self.made, share)
+        found = _quantile(self.mean, self.deviation, self.made, share)
+        return found if self.tokens_max is None else min(found, self.tokens_max)
+
+    def left(self) -> tuple[float, float]:
+        """Return how many tokens are still to come, and their square, as expected: what sums are made of."""
+        made, most = float(self.made), self.tokens_max
+        cut = -math.inf if made < 1 else (math.log(made) - self.mean) / self.deviation
+        end = math.inf if most is None else (math.log(most) - self.mean) / self.deviation
+        above, beyond = _share_above(cut), _share_above(end)
+        if above < _SHARE_MIN or end <= cut:
+            # Far out, what is left falls off like an exponential: the median is off by a factor of ln 2.
+            left = (self.median - made) / math.log(2)
+            return left, 2 * left * left
+        at_end = 0.0 if most is None else most * beyond
+        square_at_end = 0.0 if most is None else most * at_end
+        first = _moment(self.mean, self.deviation, 1, cut, end) + at_end
+        second = _moment(self.mean, self.deviation, 2, cut, end) + square_at_end
+        length, square = first / above, second / above
+        return max(0.0, length - made), max(0.0, square - 2 * made * length + made * made)
 
     @property
     def median(self) -> float:
@@ -178,6 +201,13 @@ class LengthModel:
 
 def _share_above(deviations: float) -> float:
     return 0.5 * math.erfc(deviations / math.sqrt(2))
+
+
+def _moment(mean: float, deviation: float, power: int, first: float, last: float) -> float:
+    """Return the part of a log-normal length's moment that is between two cuts of its log, in deviations."""
+    shift = power * deviation
+    whole = math.exp(power * mean + shift * shift / 2)
+    return whole * (_share_above(first - shift) - _share_above(last - shift))
 
 
 def _quantile(mean: float, deviation: float, made: int, share: float) -> float:

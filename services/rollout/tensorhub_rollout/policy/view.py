@@ -28,6 +28,12 @@ class InstanceView(msgspec.Struct, frozen=True):
     """Whether it loads the version that it is asked for, and keeps that."""
     version_wanted: int | Literal["newest"] | None = None
     """What it was told to have in memory; None: nothing was told to it."""
+    may_start: bool = True
+    """Whether requests that are for no version alone may begin on its version, as far as their rule is known."""
+    arrives_in_s: float | None = None
+    """In how many seconds it has the newest version, where it has not; None: it has, or that is not known."""
+    is_local: bool = False
+    """Whether it is the trainer's own engine, which generates at the beginning of a step alone."""
 
     @property
     def queued(self) -> int:

@@ -54,17 +54,24 @@ class LocalInstance:
         await self._link.start()
         self._link.tell(WeightsLoaded(version, root))
 
-    async def wait_idle(self, idle_s: float) -> None:
-        """Wait until nothing has run or waited here for so long. Raises what the engine has raised."""
+    async def wait_enough(self, idle_s: float) -> None:
+        """Wait until a leader says that it is enough, or nothing has run or waited here for so long.
+
+        Raises what the engine has raised.
+        """
         while True:
-            await self._link.until(lambda: self.is_idle or self._error is not None)
+            await self._link.until(lambda: self.is_idle or self._is_over)
             with suppress(TimeoutError):
                 async with asyncio.timeout(idle_s):
-                    await self._link.until(lambda: not self.is_idle or self._error is not None)
+                    await self._link.until(lambda: not self.is_idle or self._is_over)
             if self._error is not None:
                 raise self._error
-            if self.is_idle:
+            if self.is_idle or self._core.is_enough:
                 return
+
+    @property
+    def _is_over(self) -> bool:
+        return self._error is not None or self._core.is_enough
 
     def _failed(self, fault: Fault) -> None:
         """Keep an error of the engine for the trainer: no further step is made."""

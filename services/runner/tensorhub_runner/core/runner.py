@@ -161,6 +161,10 @@ class Runner:
         self.versions = PublishedVersions(0)
         self.steps = 0
         self.is_leaving = False
+        self.is_enough = False
+        """Whether a leader has said that a trainer's own engine may stop."""
+        self.loads_in_s: float | None = None
+        """In how many seconds the next version is here, as far as that is known."""
         self.wants_load = False
         self.held: dict[Attempt, _Held] = {}
         self._ended: dict[Attempt, None] = {}
@@ -355,6 +359,7 @@ class Runner:
         wanted = event.result.version_wanted
         if wanted is not None and self._keeps_versions:
             self.version_wanted = None if wanted == "newest" else wanted
+        self.is_enough = self.is_enough or event.result.is_enough
         if event.result.wants_report and not is_new:
             self._report()
 
@@ -556,6 +561,7 @@ class Runner:
             tuple(self._measured),
             self._is_local,
             self._keeps_versions,
+            self.loads_in_s,
         )
         self._measured.clear()
         self._effects.append(SendHeartbeat(beat))

@@ -259,6 +259,8 @@ class RunnerHeartbeat(msgspec.Struct, frozen=True):
     """It is the trainer's own engine, which generates at the beginning of a step alone."""
     keeps_versions: bool = False
     """It loads the version that it is asked for, and keeps that while newer ones are published."""
+    loads_in_s: float | None = None
+    """How many seconds until its next version is here, as fast as that comes now; None: it does not know of one."""
 
 
 class HeartbeatResult(msgspec.Struct, frozen=True):
@@ -272,6 +274,8 @@ class HeartbeatResult(msgspec.Struct, frozen=True):
     """New tokens are to be sent no more often than this: the larger the fleet, the longer."""
     version_wanted: int | Literal["newest"] | None = None
     """What it is to have in memory; None: what was said before."""
+    is_enough: bool = False
+    """To the trainer's own engine: the others are done in time with all that is open, so it may stop."""
 
 
 _TERM_SHIFT: Final = 32

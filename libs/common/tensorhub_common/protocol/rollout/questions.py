@@ -102,6 +102,8 @@ class SeedingState(msgspec.Struct, frozen=True):
     """How long, by how many remote instances there were, the latest last."""
     version: int = -1
     """The version whose publication ended the step that was learnt from last; -1: none was."""
+    train_s: float = 0.0
+    """How long the trainer trained in that step; 0: not known."""
 
 
 class SeedingQuestion(msgspec.Struct, frozen=True):
@@ -129,6 +131,8 @@ class SeedingAnswer(msgspec.Struct, frozen=True, tag="seeding"):
     root: str = ""
     has_others: bool = True
     """Whether remote instances are there, which go on with what is open once the trainer's engine stops."""
+    is_watched: bool = False
+    """Whether the manager tells the trainer's engine when it has made enough; else it stops after `seed_s`."""
     error: str | None = None
     message: str = ""
 

@@ -1,0 +1,80 @@
+"""When the newest version will be in an instance's memory: as its runner tells, or else as long as it took before. Pure.
+
+A runner tells how long its transfer will take, as fast as it goes now. Before it has begun to, an instance is expected
+to take as long as at its last version, counted from the publication; one of which that is not known takes as long as
+the others did. What is overdue is not expected any more: it may never come.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Final
+
+LEAST_S: Final = 0.05
+"""What has not arrived takes at least so long."""
+OVERDUE_FACTOR: Final = 2.0
+"""What takes so many times as long as before is not expected any more."""
+OVERDUE_S: Final = 1.0
+"""Nor what takes so much longer than that."""
+OTHERS_MAX: Final = 64
+"""Limit of the latest arrivals by which one of an instance that had none is expected."""
+
+
+@dataclass(slots=True)
+class _Told:
+    at: float
+    loads_in_s: float
+
+
+@dataclass(slots=True)
+class VersionArrivals:
+    """The arrivals of one model's versions."""
+
+    _version: int | None = None
+    _published_at: float | None = None
+    _took_s: dict[str, float] = field(default_factory=dict)
+    """By runner: how long its last version took."""
+    _latest_s: deque[float] = field(default_factory=lambda: deque(maxlen=OTHERS_MAX))
+    _told: dict[str, _Told] = field(default_factory=dict)
+
+    def published(self, version: int, now: float, *, is_new: bool) -> None:
+        """Take the newest version. `is_new`: it was published just now, and not before this leader began."""
+        if version != self._version:
+            self._version, self._published_at = version, now if is_new else None
+            self._told.clear()
+
+    def heard(self, runner: str, before: int | None, version: int | None, loads_in_s: float | None, now: float) -> None:
+        """Take what a runner has in memory, what it had at its last heartbeat, and when it says it has the next one."""
+        if loads_in_s is None:
+            self._told.pop(runner, None)
+        else:
+            self._told[runner] = _Told(now, loads_in_s)
+        if version == self._version and before != version and self._published_at is not None:
+            self._took_s[runner] = now - self._published_at
+            self._latest_s.append(now - self._published_at)
+
+    def lost(self, runner: str) -> None:
+        """Forget a runner."""
+        self._told.pop(runner, None)
+        self._took_s.pop(runner, None)
+
+    def arrives_in_s(self, runner: str, version: int | None, now: float) -> float | None:
+        """Return in how many seconds an instance with `version` has the newest one; None: it has, or who knows when."""
+        if self._version is None or version == self._version:
+            return None
+        told = self._told.get(runner)
+        if told is not None:
+            return _left(told.loads_in_s, now - told.at)
+        took_s = self._took_s.get(runner)
+        if took_s is None and self._latest_s and version is not None:
+            took_s = median(self._latest_s)
+        if took_s is None or self._published_at is None:
+            return None
+        return _left(took_s, now - self._published_at)
+
+
+def _left(whole_s: float, gone_s: float) -> float | None:
+    """Return what is left of a time; None: it is overdue."""
+    if gone_s > OVERDUE_FACTOR * whole_s + OVERDUE_S:
+        return None
+    return max(LEAST_S, whole_s - gone_s)

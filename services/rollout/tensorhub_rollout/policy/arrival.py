@@ -1,0 +1,316 @@
+"""The policy `arrival`: each request where all is done soonest, with regard to when versions arrive. Pure.
+
+Requests are placed the longest first (longest processing time first, LPT), each on the instance that is done soonest
+with it (`finish_times`). Two terms can be switched off, each by itself:
+
+- Admission. An instance that has no version yet on which a request may run counts from when it will have one. What is
+  best there waits for it; what is best elsewhere, or has waited for `hold_s_max`, begins now. Off: only instances that
+  may run it count.
+- Migration. A request moves from the instance that is done last to the one that is done first, where both are done
+  sooner for it, by more than what it costs to compute its context there. Off: what runs stays until its instance goes.
+
+A look takes in what a few instances have to do, those first of which that is the longest known, and orders a few of the
+requests that have come to wait: so a look takes about as long with any number of open requests. What is placed counts at
+once. An instance whose machine goes away gives its requests back, those with the most tokens first: they are the
+dearest to lose.
+"""
+
+import math
+from bisect import insort
+from collections.abc import Callable, Mapping
+from copy import copy
+from typing import Final
+
+import msgspec
+
+from tensorhub_common.protocol.rollout.entries import RequestId
+from tensorhub_rollout.policy.dispatch import Rank
+from tensorhub_rollout.policy.finish_times import Load, Work
+from tensorhub_rollout.policy.lengths import LengthEstimate
+from tensorhub_rollout.policy.plateau import StepModel
+from tensorhub_rollout.policy.view import Action, FleetView, InstanceView, MoveAction, PlaceAction, ReleaseAction
+
+UNMEASURED: Final = StepModel(1.0, 0.1, 0.0)
+"""Of engines whose steps are not known: only which of two instances has more to do is told by it."""
+
+
+class ArrivalLimits(msgspec.Struct, frozen=True):
+    """The settings of the policy; times in seconds."""
+
+    admits_by_arrival: bool = True
+    """Whether the term of admission is on."""
+    migrates: bool = True
+    """Whether the term of migration is on."""
+    hold_s_max: float = 30.0
+    """So long a request waits for a version to arrive, where an instance could run it now."""
+    pending_max: int = 16
+    """Limit of the requests that are pending on an instance."""
+    assessed_s: float = 1.0
+    """How often it is looked at anew what an instance has to do."""
+    assessed_max: int = 256
+    """Limit of the requests on instances that are looked at anew at one look, but for one instance whole."""
+    ranked_max: int = 256
+    """Limit of the requests that are put in order at one look; others wait behind them."""
+    moves_s: float = 0.1
+    """How often it is looked whether a request is to move."""
+    moves_max: int = 2
+    """Limit of the requests that move at one look."""
+    gain_s_min: float = 0.5
+    """A request moves only where all is done so much sooner."""
+    price_factor: float = 2.0
+    """And so many times what its context takes to be computed again."""
+
+
+class ArrivalState(msgspec.Struct, frozen=True):
+    """What was found, and has been placed since."""
+
+    loads: Mapping[str, Load] = {}
+    """What each instance has to do, the one whose assessment is the oldest first."""
+    order: tuple[tuple[Rank, RequestId], ...] = ()
+    """What waits, in the order in which it is to be placed."""
+    held_since: Mapping[RequestId, float] = {}
+    """Requests that wait for a version, though an instance could run them."""
+    moves_looked_at: float = -math.inf
+
+
+class ArrivalFacts(msgspec.Struct, frozen=True):
+    """What is known beside the view."""
+
+    steps: Mapping[str, StepModel]
+    """How long a step takes, by runner where that is known."""
+    estimate: Callable[[RequestId], LengthEstimate]
+    """How long a response will be."""
+    context: Callable[[RequestId], int]
+    """How many tokens a request has, its prompt among them."""
+    priority: Callable[[RequestId], int]
+
+
+class _Fleet:
+    """The instances of one look, with how long their steps take and what they have to do."""
+
+    def __init__(self, view: FleetView, facts: ArrivalFacts, loads: Mapping[str, Load]) -> None:
+        self.view, self.facts = view, facts
+        self.by_name = {each.runner: each for each in view.instances if not each.is_leaving}
+        known = sorted(
+            (facts.steps[name].seconds(each.slots, 0.0), name)
+            for name, each in self.by_name.items()
+            if name in facts.steps
+        )
+        self.is_measured = bool(known)
+        middle = facts.steps[known[len(known) // 2][1]] if known else UNMEASURED
+        self.steps = {name: facts.steps.get(name, middle) for name in self.by_name}
+        self.loads = {name: loads[name] for name in loads if name in self.by_name}
+        """What each has, with what was placed on it; the oldest assessment first."""
+        fresh = {name: Load() for name in self.by_name if name not in loads}
+        self.loads = {**fresh, **self.loads}
+        self.with_held: dict[str, Load] = {}
+        """The same with what waits for it."""
+        placed = sum(len(each.executing) + len(each.pending) for each in self.by_name.values())
+        self.beside = (placed + len(view.waiting)) // max(1, len(self.by_name))
+        """How many requests an instance has on average, once all are placed."""
+
+    def assess(self, limits: ArrivalLimits, now: float) -> None:
+        """Look at what instances have to do, the oldest assessment first."""
+        left = limits.assessed_max
+        for name in [*self.loads]:
+            each = self.by_name[name]
+            size = len(each.executing) + len(each.pending)
+            is_first = left == limits.assessed_max
+            if now - self.loads[name].assessed_at < limits.assessed_s or not (is_first or size <= left):
+                break
+            left -= size
+            load, steps = Load(assessed_at=now), self.steps[name]
+            for of in each.executing:
+                load.add(self.work(of), steps)
+            for of in each.pending:
+                load.add(self.work(of), steps, is_new=True)
+            del self.loads[name]
+            self.loads[name] = load
+
+    def work(self, of: RequestId) -> Work:
+        """Return what is to be made of a request's response."""
+        return Work.of(self.facts.estimate(of), self.facts.context(of), self.beside)
+
+    def finish_s(self, name: str) -> float:
+        """Return when an instance is done with all that it has."""
+        return self.loads[name].finish_s(self.steps[name])
+
+    def add(self, name: str, work: Work) -> None:
+        """Have an instance make a response from its context on."""
+        self.loads[name].add(work, self.steps[name], is_new=True)
+
+    def hold(self, name: str, work: Work) -> None:
+        """Count a request where it is to go."""
+        self.with_held[name].add(work, self.steps[name], is_new=True)
+
+
+def place_by_arrival(
+    view: FleetView, facts: ArrivalFacts, state: ArrivalState, limits: ArrivalLimits, now: float
+) -> tuple[tuple[Action, ...], ArrivalState]:
+    """Return what to place and what to move, and the state of the policy after it."""
+    fleet = _Fleet(view, facts, state.loads)
+    fleet.assess(limits, now)
+    room = {name: _room(each, limits) for name, each in fleet.by_name.items()}
+    order = _ordered(view, facts, state.order, limits.ranked_max) if view.waiting else ()
+    placed, held_since = _placed(fleet, order, room, state.held_since, limits, now)
+    moved, moves_looked_at = list[MoveAction](), state.moves_looked_at
+    if limits.migrates and fleet.is_measured and not placed and now - moves_looked_at >= limits.moves_s:
+        moved, moves_looked_at = _moved(fleet, limits), now
+    return (*_released(view, facts), *placed, *moved), ArrivalState(fleet.loads, order, held_since, moves_looked_at)
+
+
+def _ordered(
+    view: FleetView, facts: ArrivalFacts, order: tuple[tuple[Rank, RequestId], ...], count_max: int
+) -> tuple[tuple[Rank, RequestId], ...]:
+    """Return what waits in its order, with some of what has come to wait."""
+    waiting = set(view.waiting)
+    found = [each for each in order if each[1] in waiting]
+    if len(found) < len(waiting):
+        known = {of for _, of in found}
+        fresh = [of for of in view.waiting if of not in known][:count_max]
+        for of in fresh:
+            insort(found, (Rank.of(facts.estimate(of), facts.priority(of)), of))
+    return tuple(found)
+
+
+def _released(view: FleetView, facts: ArrivalFacts) -> list[ReleaseAction]:
+    """Take all from instances that go away, what is the dearest to lose first."""
+    return [
+        ReleaseAction(of, each.runner, f"its machine goes away soon, and it has {facts.context(of)} tokens")
+        for each in view.instances
+        if each.is_leaving
+        for of in sorted((*each.executing, *each.pending), key=facts.context, reverse=True)
+    ]
+
+
+# ---------------------------------------------------------------------------------------------- placing
+
+
+def _placed(
+    fleet: _Fleet,
+    order: tuple[tuple[Rank, RequestId], ...],
+    room: dict[str, int],
+    held_since: Mapping[RequestId, float],
+    limits: ArrivalLimits,
+    now: float,
+) -> tuple[list[PlaceAction], dict[RequestId, float]]:
+    """Return what to place, and since when the others wait that could begin now."""
+    actions: list[PlaceAction] = []
+    held: dict[RequestId, float] = {}
+    if not order or all(left <= 0 for left in room.values()):
+        return actions, held
+    fleet.with_held = {name: copy(load) for name, load in fleet.loads.items()}
+    for _, of in order:
+        if all(left <= 0 for left in room.values()):
+            break
+        since = held_since.get(of, now)
+        action = _place_one(fleet, of, room, limits, may_hold=now - since < limits.hold_s_max)
+        if action is not None:
+            actions.append(action)
+        else:
+            held[of] = since
+    return actions, held
+
+
+def _room(instance: InstanceView, limits: ArrivalLimits) -> int:
+    """Return how many requests an instance takes now."""
+    if not instance.takes_more:
+        return 0
+    return min(limits.pending_max - len(instance.pending), instance.free_slots)
+
+
+def _place_one(
+    fleet: _Fleet, of: RequestId, room: dict[str, int], limits: ArrivalLimits, *, may_hold: bool
+) -> PlaceAction | None:
+    """Place a request; None: it waits for an instance that is done sooner with it, and counts there."""
+    view, work, is_alone = fleet.view, fleet.work(of), of in fleet.view.alone
+    least = limits.pending_max if is_alone else 1
+    by_arrival = limits.admits_by_arrival and fleet.is_measured and not is_alone and of not in view.pinned
+    best: tuple[float, str] | None = None
+    best_now: tuple[float, str] | None = None
+    for name, each in fleet.by_name.items():
+        ready_s = _ready_s(view, of, each)
+        if ready_s is None or (ready_s > 0 and not by_arrival):
+            continue
+        found = (ready_s + fleet.with_held[name].finish_with_s(work, fleet.steps[name]), name)
+        best = found if best is None else min(best, found)
+        if not ready_s and room[name] >= least:
+            best_now = found if best_now is None else min(best_now, found)
+    if best is None:
+        return None
+    if best_now is None or (best != best_now and may_hold):
+        fleet.hold(best[1], work)
+        return None
+    finish_s, name = best_now
+    fleet.add(name, work)
+    fleet.hold(name, work)
+    # Nothing else is placed beside one that may kill its instance.
+    room[name] = 0 if is_alone else room[name] - 1
+    reason = f"about {work.left:.0f} tokens: with it {name} is done in {finish_s:.0f} s, and no other sooner"
+    return PlaceAction(of, name, reason)
+
+
+def _ready_s(view: FleetView, of: RequestId, instance: InstanceView) -> float | None:
+    """Return when an instance could begin with a request, from now on; None: it is not known, or never."""
+    if instance.free_slots <= 0:
+        return None
+    if of in view.pinned:
+        return 0.0 if instance.takes_more and view.fits(of, instance) else None
+    if instance.takes_more and instance.may_start and not view.is_kept_back(instance):
+        return 0.0
+    return instance.arrives_in_s
+
+
+# ---------------------------------------------------------------------------------------------- moving
+
+
+def _moved(fleet: _Fleet, limits: ArrivalLimits) -> list[MoveAction]:
+    """Return what moves from the instance that is done last to the one that is done first."""
+    takers = [each for each in fleet.by_name.values() if each.takes_more and each.may_start and each.free_slots > 0]
+    takers = [each for each in takers if not fleet.view.is_kept_back(each)]
+    actions: list[MoveAction] = []
+    while len(actions) < limits.moves_max and takers:
+        source = max(fleet.by_name.values(), key=lambda each: (fleet.finish_s(each.runner), each.runner))
+        target = min(takers, key=lambda each: (fleet.finish_s(each.runner), each.runner))
+        action = _move_one(fleet, source, target, limits, {each.request for each in actions})
+        if action is None:
+            break
+        actions.append(action)
+    return actions
+
+
+def _move_one(
+    fleet: _Fleet, source: InstanceView, target: InstanceView, limits: ArrivalLimits, gone: set[RequestId]
+) -> MoveAction | None:
+    """Return the move after which both instances are done soonest; None: none is worth its price."""
+    from_steps, to_steps = fleet.steps[source.runner], fleet.steps[target.runner]
+    before_s = fleet.finish_s(source.runner)
+    if source is target or before_s - fleet.finish_s(target.runner) < limits.gain_s_min:
+        return None
+    there = [(of, fleet.work(of)) for of in (*source.executing, *source.pending) if of not in gone]
+    there.sort(key=lambda each: (-each[1].most, each[0]))
+    best: tuple[float, float, RequestId, Work, Load] | None = None
+    for at, (of, work) in enumerate(there):
+        if not fleet.view.fits(of, target):
+            continue
+        longest = there[0] if at else there[min(1, len(there) - 1)]
+        load = fleet.loads[source.runner]
+        rest = Load(
+            longest[1].most if len(there) > 1 else 0.0,
+            max(0.0, load.busy_s - work.busy_s(from_steps)),
+            max(0.0, load.prefill_s - work.prefill_s(from_steps)),
+            load.assessed_at,
+        )
+        after_s = max(rest.finish_s(from_steps), fleet.loads[target.runner].finish_with_s(work, to_steps))
+        price_s = work.prefill_s(to_steps)
+        if before_s - after_s < limits.price_factor * price_s:
+            continue
+        if best is None or (after_s, price_s) < best[:2]:
+            best = (after_s, price_s, of, work, rest)
+    if best is None or before_s - best[0] < limits.gain_s_min:
+        return None
+    after_s, price_s, of, work, rest = best
+    fleet.loads[source.runner] = rest
+    fleet.add(target.runner, work)
+    reason = f"{source.runner} is done in {before_s:.0f} s, {before_s - after_s:.1f} s sooner without it"
+    return MoveAction(of, source.runner, target.runner, f"{reason}; its context takes {price_s:.2f} s there")

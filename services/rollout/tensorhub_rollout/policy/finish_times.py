@@ -1,0 +1,79 @@
+"""When an instance has made all that it has, from how long its steps take and what is left of each response. Pure.
+
+An instance makes one token of each of its requests in a step (`plateau.StepModel`). So all of its requests run beside
+each other, and one that ends makes the steps of the others shorter. TailSieve's sum over requests, the longest first,
+is then
+
+    fixed * longest + sum over requests of  each * left + attention * (left * context + left^2 / 2)      seconds
+
+with `left` the tokens that are to be made of a response, and `context` the tokens before these. In whatever order
+responses end, the instance is done at the same time: that depends only on which requests it has. Lengths are not known:
+the sum takes what is expected of `left` and of its square, and `longest` what the longest response is as likely as not
+below.
+"""
+
+import math
+from dataclasses import dataclass
+
+import msgspec
+
+from tensorhub_rollout.policy.lengths import LengthEstimate
+from tensorhub_rollout.policy.plateau import StepModel
+
+
+class Work(msgspec.Struct, frozen=True):
+    """What is to be made of one response, in tokens, behind `context` tokens of its prompt and of itself."""
+
+    left: float
+    """What is expected to come."""
+    square: float
+    """What is expected of the square of it."""
+    most: float
+    """What is to come if it is the longest of its instance."""
+    context: float
+
+    @classmethod
+    def of(cls, length: LengthEstimate, context: int, beside: int) -> "Work":
+        """Return the work of a response, of `beside` that are alike."""
+        left, square = length.left()
+        # The longest of n that are alike is as likely as not below this quantile of each.
+        most = length.quantile(0.5 ** (1 / max(1, beside))) - length.made
+        return cls(max(1.0, left), max(1.0, square), max(1.0, most), context)
+
+    def busy_s(self, steps: StepModel) -> float:
+        """Return how much longer the steps of its instance take for it, all together."""
+        return steps.each_s * self.left + steps.attention_s * (self.left * self.context + self.square / 2)
+
+    def prefill_s(self, steps: StepModel) -> float:
+        """Return how long its context takes to be computed anew, at the price of a further request in a step."""
+        return steps.each_s * self.context
+
+
+@dataclass(slots=True)
+class Load:
+    """What an instance has to do."""
+
+    longest: float = 0.0
+    """Tokens of its longest response that are to come."""
+    busy_s: float = 0.0
+    """What all of its responses add to its steps."""
+    prefill_s: float = 0.0
+    """How long the contexts of all would take to be computed anew."""
+    assessed_at: float = -math.inf
+    """When all of its requests were looked at."""
+
+    def add(self, work: Work, steps: StepModel, *, is_new: bool = False) -> None:
+        """Take one more request; `is_new`: its context is to be computed first."""
+        prefill_s = work.prefill_s(steps)
+        self.longest = max(self.longest, work.most)
+        self.busy_s += work.busy_s(steps) + (prefill_s if is_new else 0.0)
+        self.prefill_s += prefill_s
+
+    def finish_s(self, steps: StepModel) -> float:
+        """Return how long all of it takes, in seconds."""
+        return steps.fixed_s * self.longest + self.busy_s
+
+    def finish_with_s(self, work: Work, steps: StepModel) -> float:
+        """Return how long all of it takes with one more request, whose context is to be computed first."""
+        added_s = work.busy_s(steps) + work.prefill_s(steps)
+        return steps.fixed_s * max(self.longest, work.most) + self.busy_s + added_s
