@@ -14,10 +14,10 @@ from tensorhub_common.errors import TensorHubError
 from tensorhub_simulator.performance import strict_yaml
 from tensorhub_simulator.rollout_performance.engine_model import EngineCosts
 
-System = Literal["reserved", "recompute", "rlboost", "arrival", "streamrl"]
+System = Literal["reserved", "recompute", "rlboost", "streamrl", "arrival"]
 """What drives the rollouts. `reserved`: the trainer's own engines alone, which make all responses before it trains.
-`recompute`: spot machines with the default policy, and what a lost one had made is lost with it. The others: a policy
-of the rollout manager."""
+`recompute`: spot machines with RLBoost's policy, and what a lost one had made is lost with it. The others: a policy of
+the rollout manager."""
 
 STEPS_MAX: Final = 1000
 REQUESTS_MAX: Final = 65_536

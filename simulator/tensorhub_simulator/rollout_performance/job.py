@@ -7,6 +7,7 @@ Always true: each response is trained once, and it has as many tokens as were dr
 """
 
 import math
+from collections.abc import Mapping
 from functools import partial
 from hashlib import sha256
 from random import Random
@@ -23,6 +24,7 @@ from tensorhub_common.protocol.rollout.entries import (
     GroupSubmitted,
     Lead,
     Payload,
+    PolicyName,
     RequestId,
     SdkSender,
     Submit,
@@ -81,6 +83,8 @@ SILENCE_S: Final = 2.5 * HEARTBEAT_S
 FLEET_LOOK_S: Final = 1.0
 """How often machines are started for what the trainer keeps up with."""
 VERSIONS_SHOWN: Final = 8
+POLICIES: Final[Mapping[System, PolicyName]] = {"streamrl": "streamrl", "arrival": "arrival"}
+"""How requests are placed; all other systems have RLBoost's policy."""
 SECONDS_MAX: Final = 1e7
 """A job that is not over after so much virtual time hangs."""
 
@@ -145,7 +149,7 @@ class JobRun:
         )
         self._leader = Leader(self._state, LOG, limits, 0.0)
         self._decisions = Decisions(PolicyLimits(), _raise)
-        self._append(Attach("main", MODEL, 0, "nonce", {"streamrl": "streamrl", "recompute": "rlboost", "rlboost": "rlboost"}.get(system, "arrival")))
+        self._append(Attach("main", MODEL, 0, "nonce", POLICIES.get(system, "rlboost")))
 
     def run(self) -> Report:
         """Return what comes of all steps. Raises AssertionError where a response is lost, or the job hangs."""

@@ -16,7 +16,7 @@ trainer:
 spot: {changes: [[0, 2], [5, 1], [9, 3], [12, 1], [16, 2]], boot_s: 2, load_s: 0.5}
 price: {reserved: 4, spot: 1}
 """
-SYSTEMS: tuple[System, ...] = ("reserved", "recompute", "arrival", "streamrl")
+SYSTEMS: tuple[System, ...] = ("reserved", "recompute", "rlboost", "streamrl", "arrival")
 
 
 def scenario(**spot: object) -> Scenario:
