@@ -141,6 +141,9 @@ def wrongs(scenario: Scenario) -> Iterator[str]:
     ):
         if not least <= number <= most:
             yield f"{what} is {number:g}, and must be from {least:g} to {most:g}"
+    needed = lengths.prompt + lengths.longest
+    if engine.kv_tokens is not None and not needed <= engine.kv_tokens <= NUMBER_MAX:
+        yield f"engine.kv_tokens is {engine.kv_tokens}, and the longest response needs {needed} with its prompt"
     if not spot.changes or spot.changes[0][0] != 0:
         yield "spot.changes must begin with what there is at 0 seconds, such as [0, 4]"
     times = [at for at, _ in spot.changes]

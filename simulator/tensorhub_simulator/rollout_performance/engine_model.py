@@ -3,11 +3,19 @@
 A step makes one token of each running request and takes `StepModel.seconds`. A prompt, with what its response has
 already, is computed before the next step, one after the other, and nothing else runs meanwhile.
 
-Always true: between two calls time moves by whole steps, so that a step that is not over makes no token.
+Where `EngineCosts.kv_tokens` is a limit, requests begin in their order as far as their contexts fit. When the next
+step's tokens don't, the request that began last goes to the front of those that wait, and all of it is computed again
+when it fits: as vLLM's scheduler preempts by recomputation. Nothing else begins before it.
+
+Always true: between two calls time moves by whole steps, so that a step that is not over makes no token; and how often
+it is looked at changes nothing. With a limit, contexts never have more tokens than that.
 """
 
+import math
+from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import Generic, TypeVar
 
 import msgspec
@@ -16,6 +24,7 @@ from tensorhub_rollout.policy.plateau import StepModel
 
 Key = TypeVar("Key", bound=Hashable)
 _ROUNDING = 1e-9
+"""Of a step: what is whole but for rounding is whole."""
 
 
 class EngineCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,6 +36,8 @@ class EngineCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefill_tokens_per_s: float
     slots: int
     """How many requests it runs at once."""
+    kv_tokens: int | None = None
+    """Limit of the context tokens of all that run, for which there is memory; None: none."""
 
     @property
     def step(self) -> StepModel:
@@ -35,17 +46,22 @@ class EngineCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(slots=True)
-class _Running:
+class _Request:
     left: int
-    """Tokens until it ends."""
+    """Tokens until it ends; while it runs, when it began to."""
     context: int
-    prefill: float
-    """Tokens that are still to be computed before its first one."""
+    """The same."""
+    number: int
+    """The order in which requests came."""
+    ends_at: int = 0
+    """While it runs: after which step of the engine it ends."""
+    begun_at: int = 0
+    """While it runs: after which step of the engine it began."""
 
 
 @dataclass(frozen=True, slots=True)
 class Made(Generic[Key]):
-    """What some steps made: `tokens` of each of `requests`; each step took `step_s`."""
+    """What some steps made: `tokens` of each of `requests`; the first step took `step_s`."""
 
     tokens: int
     requests: tuple[Key, ...]
@@ -60,17 +76,42 @@ class EngineModel(Generic[Key]):
     costs: EngineCosts
     at: float
     """Up to when its steps are counted."""
-    running: dict[Key, _Running] = field(default_factory=dict)
+    running: dict[Key, _Request] = field(default_factory=dict)
+    waiting: deque[Key] = field(default_factory=deque)
+    """Requests for which there is no memory yet."""
+    preempted: int = 0
+    """How often one that ran had to be put back."""
+    _held: dict[Key, _Request] = field(default_factory=dict)
+    """Of those that wait."""
+    _steps: int = 0
+    _base: int = 0
+    """The contexts of all that run, less the steps that the engine had made when each began."""
+    _prefills: dict[Key, float] = field(default_factory=dict)
+    """Context tokens that are to be computed before the next step, in this order."""
+    _ends: list[tuple[int, int, Key]] = field(default_factory=list)
+    """A heap of (after which step, number, request); one that was stopped stays in it."""
+    _number: int = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request runs or waits."""
+        return bool(self.running or self.waiting)
 
     def begin(self, key: Key, context: int, left: int, now: float) -> None:
         """Begin with a request behind `context` tokens, of which nothing is computed; it ends `left` tokens later."""
-        if not self.running:
-            self.at = now
-        self.running[key] = _Running(left, context, float(context))
+        if not self.has_work:
+            self.at = max(self.at, now)
+        self.stop(key)
+        self._number += 1
+        self._held[key] = _Request(left, context, self._number)
+        self.waiting.append(key)
+        self._admit()
 
     def stop(self, key: Key) -> None:
         """Leave a request."""
-        self.running.pop(key, None)
+        if self._leave(key) is None and self._held.pop(key, None) is not None:
+            self.waiting.remove(key)
+        self._admit()
 
     def pause(self, until: float) -> None:
         """Do nothing until then."""
@@ -78,47 +119,127 @@ class EngineModel(Generic[Key]):
 
     def advance(self, now: float) -> Made[Key] | None:
         """Return what the steps up to `now` have made until the first request ends; None: they made nothing."""
-        if not self._prefill(now) or not self.running:
-            return None
-        ended = frozenset(key for key, each in self.running.items() if each.left <= 0)
-        if ended:
-            return self._made(0, tuple(ended), ended, 0.0)
-        step_s = self._step_s()
-        least = min(each.left for each in self.running.values())
-        steps = min(least, int((now - self.at) / step_s + _ROUNDING))
-        if steps <= 0:
-            return None
-        self.at += steps * step_s
-        for each in self.running.values():
-            each.left -= steps
-            each.context += steps
-        ended = frozenset(key for key, each in self.running.items() if not each.left)
-        return self._made(steps, tuple(self.running), ended, step_s)
+        while self.running and self._computed(now):
+            least = self._least()
+            if least <= 0:
+                return self._made(0, self._step_s())
+            if self._room() <= 0:
+                self._preempt()
+                continue
+            step_s = self._step_s()
+            steps = min(least, self._room(), self._steps_in(now - self.at))
+            if steps <= 0:
+                return None
+            self.at += self._seconds(steps)
+            self._steps += steps
+            return self._made(steps, step_s)
+        return None
 
     def next_at(self) -> float | None:
-        """Return when the next request ends, as far as steps take as long as now; None: none runs."""
+        """Return when the next request ends, or has to make room; None: none runs."""
         if not self.running:
             return None
-        prefill_s = sum(each.prefill for each in self.running.values()) / self.costs.prefill_tokens_per_s
-        return self.at + prefill_s + max(0, min(each.left for each in self.running.values())) * self._step_s()
+        steps = max(0, min(self._least(), self._room()))
+        return self.at + sum(self._prefills.values()) / self.costs.prefill_tokens_per_s + self._seconds(steps)
+
+    # ------------------------------------------------------------------------------------------ steps
+
+    @property
+    def contexts(self) -> int:
+        """Return how many context tokens all have together that run."""
+        return self._base + len(self.running) * self._steps
 
     def _step_s(self) -> float:
-        contexts = sum(each.context for each in self.running.values())
-        return self.costs.step.seconds(len(self.running), contexts / len(self.running))
+        return self.costs.fixed_s + len(self.running) * self.costs.each_s + self.costs.attention_s * self.contexts
 
-    def _prefill(self, now: float) -> bool:
+    def _seconds(self, steps: int) -> float:
+        """Return how long the next steps take: in each, every context has one token more."""
+        return steps * self._step_s() + self.costs.attention_s * len(self.running) * steps * (steps - 1) / 2
+
+    def _steps_in(self, seconds: float) -> int:
+        """Return how many whole steps fit, in closed form."""
+        first, more = self._step_s(), self.costs.attention_s * len(self.running)
+        seconds += _ROUNDING * first
+        if seconds < first:
+            return 0
+        half = first - more / 2
+        steps = int(2 * seconds / (half + math.sqrt(half * half + 2 * more * seconds)))
+        # The root is rounded.
+        while self._seconds(steps + 1) <= seconds:
+            steps += 1
+        while steps and self._seconds(steps) > seconds:
+            steps -= 1
+        return steps
+
+    def _least(self) -> int:
+        """Return how many steps there are until the first request ends."""
+        while True:
+            ends_at, number, key = self._ends[0]
+            found = self.running.get(key)
+            if found is not None and found.number == number and found.ends_at == ends_at:
+                return ends_at - self._steps
+            heappop(self._ends)
+
+    def _computed(self, now: float) -> bool:
         """Compute prompts; tell whether all are."""
-        for each in self.running.values():
-            if each.prefill:
-                done = min(each.prefill, max(0.0, now - self.at) * self.costs.prefill_tokens_per_s)
-                each.prefill -= done
-                self.at += done / self.costs.prefill_tokens_per_s
-                if each.prefill > _ROUNDING:
-                    return False
-                each.prefill = 0.0
+        while self._prefills:
+            key, tokens = next(iter(self._prefills.items()))
+            done = min(tokens, max(0.0, now - self.at) * self.costs.prefill_tokens_per_s)
+            self.at += done / self.costs.prefill_tokens_per_s
+            if tokens - done > _ROUNDING:
+                self._prefills[key] = tokens - done
+                return False
+            del self._prefills[key]
         return True
 
-    def _made(self, tokens: int, requests: tuple[Key, ...], ended: frozenset[Key], step_s: float) -> Made[Key]:
-        for key in ended:
-            del self.running[key]
-        return Made(tokens, requests, ended, step_s)
+    def _made(self, tokens: int, step_s: float) -> Made[Key]:
+        requests, ended = tuple(self.running), []
+        while self._ends and self._ends[0][0] <= self._steps:
+            _, number, key = heappop(self._ends)
+            found = self.running.get(key)
+            if found is not None and found.number == number and found.ends_at <= self._steps:
+                self._leave(key)
+                ended.append(key)
+        if ended:
+            self._admit()
+        return Made(tokens, requests, frozenset(ended), step_s)
+
+    # ------------------------------------------------------------------------------------------ memory
+
+    def _room(self) -> int:
+        """Return how many steps there is memory for."""
+        limit = self.costs.kv_tokens
+        return 1 << 60 if limit is None else (limit - self.contexts) // len(self.running)
+
+    def _admit(self) -> None:
+        """Begin with those that wait, in their order, as far as their contexts and the next step's tokens fit."""
+        limit = self.costs.kv_tokens
+        while self.waiting:
+            found = self._held[self.waiting[0]]
+            if limit is not None and self.running and self.contexts + found.context + len(self.running) >= limit:
+                return
+            key = self.waiting.popleft()
+            self.running[key] = self._held.pop(key)
+            found.begun_at, found.ends_at = self._steps, self._steps + found.left
+            self._base += found.context - self._steps
+            self._prefills[key] = float(found.context)
+            heappush(self._ends, (found.ends_at, found.number, key))
+
+    def _preempt(self) -> None:
+        """Put the request back that began last, unless it runs alone: that always may."""
+        key = next(reversed(self.running))
+        assert len(self.running) > 1, f"{key} has more context tokens than there is memory for"
+        found = self._leave(key)
+        assert found is not None
+        made = self._steps - found.begun_at
+        found.left, found.context = found.left - made, found.context + made
+        self.preempted += 1
+        self._held[key] = found
+        self.waiting.appendleft(key)
+
+    def _leave(self, key: Key) -> _Request | None:
+        found = self.running.pop(key, None)
+        if found is not None:
+            self._base -= found.context - found.begun_at
+            self._prefills.pop(key, None)
+        return found

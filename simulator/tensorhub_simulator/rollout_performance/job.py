@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from functools import partial
 from hashlib import sha256
 from random import Random
+from statistics import fmean
 from typing import Final
 
 import msgspec
@@ -31,7 +32,8 @@ from tensorhub_common.protocol.rollout.entries import (
 )
 from tensorhub_common.protocol.rollout.messages import TOKEN_BYTES, PublishedVersions, Sampling, VersionRule
 from tensorhub_common.protocol.rollout.questions import SeedingAnswer, SeedingQuestion, SeedingState
-from tensorhub_rollout.core.decisions import Decisions, PolicyLimits
+from tensorhub_rollout.core.answers import answer_seeding
+from tensorhub_rollout.core.decisions import Decisions, Engines, PolicyLimits
 from tensorhub_rollout.core.fold import fold
 from tensorhub_rollout.core.leader import Leader, LeaderLimits
 from tensorhub_rollout.core.leader_events import (
@@ -55,6 +57,7 @@ from tensorhub_rollout.core.leader_events import (
 )
 from tensorhub_rollout.core.outcomes import Attached, Ended, Outcome, Submitted
 from tensorhub_rollout.core.state import RolloutState
+from tensorhub_rollout.policy.plateau import SAMPLES_MIN
 from tensorhub_runner.core.runner_events import (
     AbortCame,
     AnswerAbort,
@@ -79,10 +82,14 @@ MODEL: Final = "policy"
 LOG: Final = "the-log"
 DELAY_S: Final = 0.001
 LOOK_S: Final = 0.1
+"""The policies look at most so often, and only when something has changed that they see;"""
+IDLE_LOOK_S: Final = 1.0
+"""... or else so often, for what time alone changes."""
 SILENCE_S: Final = 2.5 * HEARTBEAT_S
 FLEET_LOOK_S: Final = 1.0
 """How often machines are started for what the trainer keeps up with."""
 VERSIONS_SHOWN: Final = 8
+_ROUNDING: Final = 1e-6
 POLICIES: Final[Mapping[System, PolicyName]] = {"streamrl": "streamrl", "arrival": "arrival"}
 """How requests are placed; all other systems have RLBoost's policy."""
 SECONDS_MAX: Final = 1e7
@@ -142,13 +149,15 @@ class JobRun:
         self._is_seeding = self._is_training = False
         self._waits_since: float | None = None
         self._available = 0
+        self._looks_at = math.inf
+        """When the policies look next."""
         self._seq += 1
         fold(self._state, self._seq, Lead(1, "manager"))
         limits = LeaderLimits(
             silence_s=SILENCE_S, gather_s=0.0, resend_s=RESEND_S, checkpoint_s=SECONDS_MAX, look_s=LOOK_S
         )
         self._leader = Leader(self._state, LOG, limits, 0.0)
-        self._decisions = Decisions(PolicyLimits(), _raise)
+        self._decisions = Decisions(PolicyLimits(), _raise, self._measured)
         self._append(Attach("main", MODEL, 0, "nonce", POLICIES.get(system, "rlboost")))
 
     def run(self) -> Report:
@@ -159,7 +168,7 @@ class JobRun:
                 self._agenda.at(at, partial(self._change_available, count))
             self._agenda.after(0.0, self._follow_fleet)
         self._agenda.after(0.0, self._begin_step)
-        self._agenda.after(LOOK_S, self._look)
+        self._look_later(0.0)
         while not self._is_over:
             assert self._agenda.now < SECONDS_MAX, f"{len(self._progress.open)} responses are open for ever"
             assert self._agenda.step()
@@ -240,15 +249,52 @@ class JobRun:
 
     # ------------------------------------------------------------------------------------------ the leader
 
-    def _look(self) -> None:
+    def _look_later(self, delay_s: float) -> None:
+        """Have the policies look at the next of their times after this delay, unless they do before."""
+        when = LOOK_S * math.ceil((self._agenda.now + delay_s) / LOOK_S + _ROUNDING)
+        if when < self._looks_at:
+            self._looks_at = when
+            self._agenda.at(when, partial(self._look, when))
+
+    def _look(self, when: float) -> None:
+        if when != self._looks_at:
+            return
+        self._looks_at = math.inf
         self._tell(Tick())
         for wanted in self._decisions.look(self._leader, MODEL, self._agenda.now):
             self._tell(wanted)
-        self._agenda.after(LOOK_S, self._look)
+        self._look_later(IDLE_LOOK_S - LOOK_S)
 
     def _tell(self, event: LeaderInput) -> list[LeaderEffect]:
         """Give the leader an event, carry out what it wants, and return its answers."""
-        return [each for each in self._leader.handle(event, self._agenda.now) if not self._carry_out(each)]
+        before = self._seen_by_policies(event)
+        effects = self._leader.handle(event, self._agenda.now)
+        if before is None or before != self._seen_by_policies(event):
+            self._look_later(0.0)
+        return [each for each in effects if not self._carry_out(each)]
+
+    def _seen_by_policies(self, event: LeaderInput) -> tuple[object, ...] | None:
+        """Return what an event may change of all that policies see; None: anything."""
+        count = len(self._leader.instances)
+        if isinstance(event, Tick):
+            return (count,)
+        if not isinstance(event, FrameCame | HeartbeatCame | AssignAnswered):
+            return None
+        instance = self._leader.instances.get(event.runner)
+        if instance is None:
+            return (count,)
+        sizes = len(instance.pending), len(instance.executing)
+        return count, instance.version, instance.is_leaving, instance.has_reported, *sizes
+
+    def _measured(self, leader: Leader) -> Engines:
+        """Return what production measures of engines once it knows enough of one: here a fit is exact, and costs."""
+        step, slots = self._scenario.engine.step, self._scenario.engine.slots
+        known: dict[str, int] = {}
+        for runner, instance in leader.instances.items():
+            found = instance.measured
+            if len(found) >= SAMPLES_MIN and len({each.batch for each in found}) > 1:
+                known[runner] = step.plateau(fmean(each.context_tokens for each in found), slots)
+        return Engines(dict.fromkeys(known, step), known)
 
     def _hear(self, event: LeaderInput) -> None:
         """Give the leader an event that it answers nothing to."""
@@ -391,7 +437,7 @@ class JobRun:
         del self._machines[machine.name]
         if not machine.is_local:
             self._spot_s += self._agenda.now - machine.began_at
-            self._lost += bool(machine.engine.running)
+            self._lost += machine.engine.has_work
 
     # ------------------------------------------------------------------------------------------ the trainer
 

@@ -3,6 +3,7 @@
 Its tokens go to the leader as in production, only more seldom (`FLUSH_S`): what is lost with it is that much more.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -14,7 +15,10 @@ from tensorhub_runner.core.runner import Runner, RunnerLimits
 from tensorhub_runner.core.runner_events import (
     Begin,
     EngineStepped,
+    FrameAnswered,
+    HeartbeatAnswered,
     LoadWanted,
+    ReportAnswered,
     RunnerEffect,
     RunnerInput,
     StepTokens,
@@ -58,7 +62,10 @@ class Machine:
     _is_changing: bool = False
     _kept: dict[Attempt, int] = field(default_factory=dict)
     """Tokens that a forgetful one has not told of."""
-    _woken: int = 0
+    _due_at: float = math.inf
+    """When time alone changes something."""
+    _wakes_at: float = math.inf
+    """When it looks next: not after that."""
 
     def start(self, model: str, version: int) -> None:
         """Run, with a version in memory."""
@@ -76,8 +83,10 @@ class Machine:
         """Give the runner an event, after all that its engine has made until now."""
         if not self.is_up:
             return
-        while (made := self.engine.advance(self.agenda.now)) is not None:
-            self._give(self._stepped(made))
+        if not isinstance(event, FrameAnswered | HeartbeatAnswered | ReportAnswered):
+            # No answer asks for more tokens than have been sent.
+            while (made := self.engine.advance(self.agenda.now)) is not None:
+                self._give(self._stepped(made))
         self._give(event)
         self._load_if_staged()
         self._wake_later()
@@ -136,11 +145,20 @@ class Machine:
         ends_at = self.engine.next_at()
         if ends_at is not None and not self._is_changing:
             times.append(ends_at)
-        self._woken += 1
-        number = self._woken
+        self._due_at = max(min(times), self.agenda.now + LEAST_S)
+        if self._due_at < self._wakes_at:
+            self._wake_at(self._due_at)
+
+    def _wake_at(self, when: float) -> None:
+        self._wakes_at = when
 
         def wake() -> None:
-            if number == self._woken and self.is_up:
+            if when != self._wakes_at or not self.is_up:
+                return
+            self._wakes_at = math.inf
+            if self._due_at > when:
+                self._wake_at(self._due_at)
+            else:
                 self.tell(Tick())
 
-        self.agenda.at(max(min(times), self.agenda.now + LEAST_S), wake)
+        self.agenda.at(when, wake)

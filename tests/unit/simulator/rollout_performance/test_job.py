@@ -56,6 +56,7 @@ def test_a_job_without_any_spot_instance_is_as_one_with_its_own_engines_alone() 
     [
         (b"slots: 8", b"slots: 0", "engine.slots is 0, and must be from 1 to 4096"),
         (b"micro_batch: 4", b"micro_batch: 17", "trainer.micro_batch is 17, and must be from 1 to 16"),
+        (b"slots: 8", b"slots: 8, kv_tokens: 300", "engine.kv_tokens is 300, and the longest response needs 308"),
         (b"[[0, 2],", b"[[1, 2],", "spot.changes must begin with what there is at 0 seconds"),
         (b"[5, 1]", b"[0, 1]", "the times of spot.changes must rise"),
         (b"seed: 3", b"seed: three", "Expected `int`, got `str`"),
