@@ -75,7 +75,7 @@ from tensorhub_runner.core.runner_events import (
 )
 from tensorhub_simulator.engine.agenda import Agenda
 from tensorhub_simulator.rollout_performance.config import Scenario, System
-from tensorhub_simulator.rollout_performance.machine import HEARTBEAT_S, RESEND_S, Machine
+from tensorhub_simulator.rollout_performance.machine import HEARTBEAT_S, RESEND_S, Machine, Pace
 from tensorhub_simulator.rollout_performance.trainer import StepProgress, StepRecord
 
 MODEL: Final = "policy"
@@ -85,6 +85,8 @@ LOOK_S: Final = 0.1
 """The policies look at most so often, and only when something has changed that they see;"""
 IDLE_LOOK_S: Final = 1.0
 """... or else so often, for what time alone changes."""
+LOOKED_AT_PER_S: Final = 2048
+"""In large fleets they look more seldom: so many instances a second."""
 SILENCE_S: Final = 2.5 * HEARTBEAT_S
 FLEET_LOOK_S: Final = 1.0
 """How often machines are started for what the trainer keeps up with."""
@@ -153,8 +155,16 @@ class JobRun:
         """When the policies look next."""
         self._seq += 1
         fold(self._state, self._seq, Lead(1, "manager"))
+        largest = scenario.trainer.engines + max(count for _, count in scenario.spot.changes)
+        self._pace, slowest = Pace(), Pace()
+        slowest.follow(largest)
+        self._look_s = max(LOOK_S, largest / LOOKED_AT_PER_S)
         limits = LeaderLimits(
-            silence_s=SILENCE_S, gather_s=0.0, resend_s=RESEND_S, checkpoint_s=SECONDS_MAX, look_s=LOOK_S
+            silence_s=SILENCE_S * slowest.seconds / HEARTBEAT_S,
+            gather_s=0.0,
+            resend_s=RESEND_S,
+            checkpoint_s=SECONDS_MAX,
+            look_s=self._look_s,
         )
         self._leader = Leader(self._state, LOG, limits, 0.0)
         self._decisions = Decisions(PolicyLimits(), _raise, self._measured)
@@ -251,7 +261,7 @@ class JobRun:
 
     def _look_later(self, delay_s: float) -> None:
         """Have the policies look at the next of their times after this delay, unless they do before."""
-        when = LOOK_S * math.ceil((self._agenda.now + delay_s) / LOOK_S + _ROUNDING)
+        when = self._look_s * math.ceil((self._agenda.now + delay_s) / self._look_s + _ROUNDING)
         if when < self._looks_at:
             self._looks_at = when
             self._agenda.at(when, partial(self._look, when))
@@ -263,7 +273,7 @@ class JobRun:
         self._tell(Tick())
         for wanted in self._decisions.look(self._leader, MODEL, self._agenda.now):
             self._tell(wanted)
-        self._look_later(IDLE_LOOK_S - LOOK_S)
+        self._look_later(max(0.0, IDLE_LOOK_S - self._look_s))
 
     def _tell(self, event: LeaderInput) -> list[LeaderEffect]:
         """Give the leader an event, carry out what it wants, and return its answers."""
@@ -423,21 +433,31 @@ class JobRun:
             self._lengths.__getitem__,
             self._carry_out_for,
             self._scenario.engine,
+            self._pace,
             is_local,
             is_forgetful=self._system == "recompute",
         )
+        self._pace.follow(len(self._machines))
         machine.start(MODEL, self._version)
 
     def _end(self, machine: Machine) -> None:
         if not machine.is_up:
             return
-        machine.tell(Tick())
-        machine.is_up = False
+        machine.end()
         self._made += machine.tokens
         del self._machines[machine.name]
+        self._pace.follow(len(self._machines))
+        self._agenda.after(SILENCE_S, partial(self._miss, machine.name))
         if not machine.is_local:
             self._spot_s += self._agenda.now - machine.began_at
             self._lost += machine.engine.has_work
+
+    def _miss(self, name: str) -> None:
+        """Have the leader find a machine lost: in a large fleet its heartbeats say so later than in production."""
+        instance = self._leader.instances.get(name)
+        if instance is not None:
+            instance.heard_at = -math.inf
+            self._tell(Tick())
 
     # ------------------------------------------------------------------------------------------ the trainer
 

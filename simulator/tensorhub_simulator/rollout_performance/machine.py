@@ -1,12 +1,15 @@
 """One instance: a production runner with a modelled engine, from when its process runs until its machine goes.
 
-Its tokens go to the leader as in production, only more seldom (`FLUSH_S`): what is lost with it is that much more.
+Its messages go to the leader as in production, only more seldom (`Pace`). What a machine that goes without notice had
+not told of its responses is what it made after the last whole `FLUSH_S`, however large the fleet is.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from tensorhub_common.machine import Tick
 from tensorhub_common.protocol.rollout.entries import Attempt, RequestId
@@ -21,6 +24,7 @@ from tensorhub_runner.core.runner_events import (
     ReportAnswered,
     RunnerEffect,
     RunnerInput,
+    SendFrame,
     StepTokens,
     Stop,
     WeightsChanging,
@@ -30,12 +34,39 @@ from tensorhub_simulator.engine.agenda import Agenda
 from tensorhub_simulator.rollout_performance.engine_model import EngineCosts, EngineModel, Made
 
 FLUSH_S: Final = 1.0
+"""First tokens and ends of responses are told so often."""
 HEARTBEAT_S: Final = 1.0
+MESSAGES_PER_S: Final = 128
+"""Limit of the heartbeats of a whole fleet, and of the frames that tell of mere progress."""
 RESEND_S: Final = 5.0
 HELD_AHEAD: Final = 64
 """Attempts that a runner holds beside those that run."""
 LEAST_S: Final = 1e-6
 """Two looks at one machine are at least so far apart."""
+
+
+@dataclass(slots=True)
+class Pace:
+    """How often each machine sends heartbeats, and tells of tokens where nothing began or ended. Production does so."""
+
+    seconds: float = HEARTBEAT_S
+
+    def follow(self, instances: int) -> None:
+        """Take the size of the fleet."""
+        self.seconds = max(HEARTBEAT_S, instances / MESSAGES_PER_S)
+
+
+class _PacedRunner(Runner):
+    """Production's runner, whose frames may be made to come sooner or later."""
+
+    def flush_every(self, seconds: float) -> None:
+        """Send new tokens so often from now on."""
+        self._flush_s = seconds
+
+    @property
+    def flushed_at(self) -> float:
+        """Return when tokens were last sent."""
+        return self._flushed_at
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +79,7 @@ class Machine:
     """How long a response will be, in tokens."""
     carry_out: Callable[["Machine", RunnerEffect], None]
     costs: EngineCosts
+    pace: Pace
     is_local: bool
     is_forgetful: bool
     """Whether tokens leave it only once their response ends: what makes others compute again."""
@@ -55,11 +87,15 @@ class Machine:
     is_up: bool = True
     tokens: int = 0
     """What its engine has made."""
-    core: Runner = field(init=False)
+    core: _PacedRunner = field(init=False)
     engine: EngineModel[Attempt] = field(init=False)
     _staged: int | None = None
     _pause_s: float = 0.0
     _is_changing: bool = False
+    _begun: set[Attempt] = field(default_factory=set)
+    """Attempts that have made a token."""
+    _has_told: bool = True
+    """Whether the leader was told of all first tokens and ends."""
     _kept: dict[Attempt, int] = field(default_factory=dict)
     """Tokens that a forgetful one has not told of."""
     _due_at: float = math.inf
@@ -74,7 +110,7 @@ class Machine:
         limits = RunnerLimits(
             slots=slots, held_max=2 * slots + HELD_AHEAD, flush_s=FLUSH_S, heartbeat_s=HEARTBEAT_S, resend_s=RESEND_S
         )
-        self.core = Runner(self.name, model, 1, limits, now, is_local=self.is_local)
+        self.core = _PacedRunner(self.name, model, 1, limits, now, is_local=self.is_local)
         self.engine = EngineModel(self.costs, now)
         self.began_at = now
         self.tell(WeightsLoaded(version, f"root-{version}"))
@@ -85,11 +121,37 @@ class Machine:
             return
         if not isinstance(event, FrameAnswered | HeartbeatAnswered | ReportAnswered):
             # No answer asks for more tokens than have been sent.
-            while (made := self.engine.advance(self.agenda.now)) is not None:
-                self._give(self._stepped(made))
+            self._make(self.agenda.now)
         self._give(event)
+        if isinstance(event, HeartbeatAnswered):
+            self._follow_pace()
         self._load_if_staged()
         self._wake_later()
+
+    def end(self) -> None:
+        """Go without a word: what was made since the last frame was due is lost."""
+        if not self.is_up:
+            return
+        now, last = self.agenda.now, self.core.flushed_at
+        due_at = last + FLUSH_S * math.floor((now - last) / FLUSH_S)
+        if due_at > last:
+            self._make(due_at)
+            self.core.flush_every(0.0)
+            self._give(Tick())
+        self._make(now)
+        self.is_up = False
+
+    def _make(self, until: float) -> None:
+        while (made := self.engine.advance(until)) is not None:
+            self._has_told = self._has_told and not (made.ended or any(each not in self._begun for each in made.requests))
+            self._begun.update(made.requests)
+            self._begun -= made.ended
+            self._give(self._stepped(made))
+        self.core.flush_every(self.pace.seconds if self._has_told else FLUSH_S)
+
+    def _follow_pace(self) -> None:
+        if self.core.limits.heartbeat_s != self.pace.seconds:
+            self.core.limits = msgspec.structs.replace(self.core.limits, heartbeat_s=self.pace.seconds)
 
     def stage(self, version: int, pause_s: float) -> None:
         """Have a version beside the engine's; it takes its place as soon as the runner lets it."""
@@ -122,6 +184,11 @@ class Machine:
                 case Stop(attempt=attempt):
                     self.engine.stop(attempt)
                     self._kept.pop(attempt, None)
+                    self._begun.discard(attempt)
+                case SendFrame():
+                    self._has_told = True
+                    self.core.flush_every(self.pace.seconds)
+                    self.carry_out(self, effect)
                 case _:
                     self.carry_out(self, effect)
 
