@@ -11,15 +11,18 @@ import msgspec
 import yaml
 
 from tensorhub_common.errors import TensorHubError
+from tensorhub_common.protocol.rollout.messages import OnUpdate
 from tensorhub_simulator.performance import strict_yaml
 from tensorhub_simulator.rollout_performance.engine_model import EngineCosts
 
-System = Literal["reserved", "recompute", "rlboost", "streamrl", "arrival"]
-"""What drives the rollouts. `reserved`: the trainer's own engines alone, which make all responses before it trains.
-`recompute`: spot machines with RLBoost's policy, and what a lost one had made is lost with it. The others: a policy of
-the rollout manager."""
+System = Literal["reserved", "disaggregated", "recompute", "rlboost", "streamrl", "arrival"]
+"""What drives the rollouts. `reserved`: the trainer's own engines alone, which make all responses before it trains;
+where they only train, the whole fleet does both in turn. `disaggregated`: the trainer's GPUs only train, and begin once
+others have made all responses of a step. `recompute`: RLBoost's policy, and what a lost machine had made is lost with
+it. The others: a policy of the rollout manager."""
 
 STEPS_MAX: Final = 1000
+STEPS_AHEAD_MAX: Final = 4
 REQUESTS_MAX: Final = 65_536
 INSTANCES_MAX: Final = 4096
 SLOTS_MAX: Final = 4096
@@ -44,7 +47,7 @@ class Lengths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Trainer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The trainer on the reserved machines; it trains while spot machines generate."""
+    """The trainer on the reserved machines; it trains while other machines generate."""
 
     steps: int
     groups: int
@@ -56,7 +59,13 @@ class Trainer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     publish_s: float
     """From the last token that is trained to the next version."""
     engines: int
-    """How many instances its own GPUs are while it doesn't train."""
+    """How many instances its own GPUs are, or would be, while it doesn't train."""
+    seeds: bool = True
+    """Whether they generate then, as RLBoost's do. StreamRL's only train."""
+    steps_ahead: int = 0
+    """So many steps' prompts are submitted beside those of the step that is trained: 1 is one step off."""
+    on_update: OnUpdate = "continue"
+    """What becomes of a response when its engine changes the version."""
     seed_first_s: float = 150.0
     seed_gain: float = 3.0
 
@@ -118,6 +127,7 @@ def wrongs(scenario: Scenario) -> Iterator[str]:
         ("trainer.groups times trainer.group_size", trainer.groups * trainer.group_size, 1, REQUESTS_MAX),
         ("trainer.micro_batch", trainer.micro_batch, 1, trainer.groups * trainer.group_size),
         ("trainer.engines", trainer.engines, 1, INSTANCES_MAX),
+        ("trainer.steps_ahead", trainer.steps_ahead, 0, 0 if trainer.seeds else STEPS_AHEAD_MAX),
         ("trainer.token_s", trainer.token_s, 0.0, NUMBER_MAX),
         ("trainer.publish_s", trainer.publish_s, 0.0, NUMBER_MAX),
         ("trainer.seed_first_s", trainer.seed_first_s, 0.0, NUMBER_MAX),

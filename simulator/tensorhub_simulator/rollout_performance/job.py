@@ -34,7 +34,7 @@ from tensorhub_common.protocol.rollout.messages import TOKEN_BYTES, PublishedVer
 from tensorhub_common.protocol.rollout.questions import SeedingAnswer, SeedingQuestion, SeedingState
 from tensorhub_rollout.core.answers import answer_seeding
 from tensorhub_rollout.core.decisions import Decisions, Engines, PolicyLimits
-from tensorhub_rollout.core.fold import fold
+from tensorhub_rollout.core.fold import GROUPS_MAX, fold
 from tensorhub_rollout.core.leader import Leader, LeaderLimits
 from tensorhub_rollout.core.leader_events import (
     AbortAnswered,
@@ -55,7 +55,7 @@ from tensorhub_rollout.core.leader_events import (
     StoreEnd,
     VersionsSeen,
 )
-from tensorhub_rollout.core.outcomes import Attached, Ended, Outcome, Submitted
+from tensorhub_rollout.core.outcomes import Attached, Ended, Outcome, Refused, Submitted
 from tensorhub_rollout.core.state import RolloutState
 from tensorhub_rollout.policy.plateau import SAMPLES_MIN
 from tensorhub_runner.core.runner_events import (
@@ -76,7 +76,7 @@ from tensorhub_runner.core.runner_events import (
 from tensorhub_simulator.engine.agenda import Agenda
 from tensorhub_simulator.rollout_performance.config import Scenario, System
 from tensorhub_simulator.rollout_performance.machine import HEARTBEAT_S, RESEND_S, Machine, Pace
-from tensorhub_simulator.rollout_performance.trainer import StepProgress, StepRecord
+from tensorhub_simulator.rollout_performance.trainer import StepProgress, StepRecord, trainer_of
 
 MODEL: Final = "policy"
 LOG: Final = "the-log"
@@ -145,7 +145,12 @@ class JobRun:
         self._number = 0
         self._spot_s, self._made, self._lost, self._responses = 0.0, 0, 0, 0
         self._lengths: dict[RequestId, int] = {}
-        self._progress = StepProgress(scenario.trainer)
+        self._trainer = trainer_of(scenario, system)
+        self._submitted: list[StepProgress] = []
+        """By step."""
+        self._progress_of: dict[int, StepProgress] = {}
+        """By submission."""
+        self._rule = VersionRule(staleness=self._trainer.steps_ahead, on_update=self._trainer.on_update)
         self._steps: list[StepRecord] = []
         self._seeding: SeedingState | None = None
         self._is_seeding = self._is_training = False
@@ -155,7 +160,7 @@ class JobRun:
         """When the policies look next."""
         self._seq += 1
         fold(self._state, self._seq, Lead(1, "manager"))
-        largest = scenario.trainer.engines + max(count for _, count in scenario.spot.changes)
+        largest = self._trainer.engines + max(count for _, count in scenario.spot.changes)
         self._pace, slowest = Pace(), Pace()
         slowest.follow(largest)
         self._look_s = max(LOOK_S, largest / LOOKED_AT_PER_S)
@@ -180,7 +185,7 @@ class JobRun:
         self._agenda.after(0.0, self._begin_step)
         self._look_later(0.0)
         while not self._is_over:
-            assert self._agenda.now < SECONDS_MAX, f"{len(self._progress.open)} responses are open for ever"
+            assert self._agenda.now < SECONDS_MAX, f"{sum(len(each.open) for each in self._submitted)} responses are open for ever"
             assert self._agenda.step()
         return self._report()
 
@@ -190,7 +195,7 @@ class JobRun:
 
     @property
     def _is_over(self) -> bool:
-        return len(self._steps) == self._scenario.trainer.steps and bool(self._steps[-1].ended_at)
+        return len(self._steps) == self._trainer.steps and bool(self._steps[-1].ended_at)
 
     def _report(self) -> Report:
         scenario, steps = self._scenario, self._steps
@@ -198,9 +203,9 @@ class JobRun:
             self._end(machine)
         for began_at in self._booting.values():
             self._spot_s += self._agenda.now - began_at
-        assert self._responses == scenario.trainer.steps * scenario.trainer.groups * scenario.trainer.group_size
+        assert self._responses == self._trainer.steps * self._trainer.groups * self._trainer.group_size
         hours = self._agenda.now / 3600
-        cost = hours * scenario.trainer.engines * scenario.price.reserved + self._spot_s / 3600 * scenario.price.spot
+        cost = hours * self._trainer.engines * scenario.price.reserved + self._spot_s / 3600 * scenario.price.spot
         return Report(
             self._system,
             len(steps),
@@ -228,17 +233,21 @@ class JobRun:
         self._note(outcome)
 
     def _note(self, outcome: Outcome) -> None:
+        assert not isinstance(outcome, Refused), outcome
         if isinstance(outcome, Submitted):
+            step = self._submitted[-1]
             for of in outcome.opened:
-                self._progress.open.add(of)
-                self._lengths[of] = self._drawn(of)
+                self._progress_of[of.submission] = step
+                step.open.add(of)
+                self._lengths[of] = self._drawn(step.number, step.submitted)
+                step.submitted += 1
         elif isinstance(outcome, Ended):
             for of in outcome.requests:
                 request = self._state.request(of)
                 assert request is not None
                 assert request.end is not None
                 assert request.end.tokens == self._lengths[of], f"{of} has {request.end.tokens} tokens"
-                self._progress.ended(of, request.end.tokens)
+                self._progress_of[of.submission].ended(of, request.end.tokens)
             self._train()
 
     def _by(self) -> SdkSender:
@@ -249,12 +258,11 @@ class JobRun:
         self._payloads += 1
         return Payload(f"{self._payloads:064x}", size)
 
-    def _drawn(self, of: RequestId) -> int:
-        """Return how long a response is: equal in all systems."""
-        lengths, group_size = self._scenario.lengths, self._scenario.trainer.group_size
-        step = len(self._steps)
-        of_prompt = Random(f"{self._scenario.seed} {step} {of.index // group_size}").gauss(0.0, lengths.between)
-        of_response = Random(f"{self._scenario.seed} {step} {of.index}").gauss(0.0, lengths.within)
+    def _drawn(self, step: int, index: int) -> int:
+        """Return how long a response of a step is: equal in all systems."""
+        lengths, seed = self._scenario.lengths, self._scenario.seed
+        of_prompt = Random(f"{seed} {step + 1} {index // self._trainer.group_size}").gauss(0.0, lengths.between)
+        of_response = Random(f"{seed} {step + 1} {index}").gauss(0.0, lengths.within)
         return max(1, min(lengths.longest, round(lengths.median * math.exp(of_prompt + of_response))))
 
     # ------------------------------------------------------------------------------------------ the leader
@@ -318,7 +326,7 @@ class JobRun:
                 self._send(runner, AbortCame(abort))
             case LoadPrompt(request=of):
                 prompt = bytes(TOKEN_BYTES * self._scenario.lengths.prompt)
-                said = PromptLoaded(of, prompt, Sampling(self._scenario.lengths.longest + 1, 7), VersionRule())
+                said = PromptLoaded(of, prompt, Sampling(self._scenario.lengths.longest + 1, 7), self._rule)
                 self._agenda.after(DELAY_S, partial(self._hear, said))
             case StoreEnd(ended=ended):
                 assert ended.reason == "stop", f"{ended.request} ended with {ended.reason}: {ended.error}"
@@ -462,20 +470,16 @@ class JobRun:
     # ------------------------------------------------------------------------------------------ the trainer
 
     def _begin_step(self) -> None:
-        trainer, step = self._scenario.trainer, len(self._steps)
+        trainer, step = self._trainer, len(self._steps)
         self._steps.append(StepRecord(self._agenda.now))
-        answer = self._asked_seeding()
-        self._seeding = answer.state
-        assert self._seeding is not None, answer.message
-        names = [f"s{step}-{number}" for number in range(trainer.groups)]
-        longest = self._scenario.lengths.longest
-        groups = tuple(
-            GroupSubmitted(name, sha256(name.encode()).hexdigest(), trainer.group_size, 1, longest + 1)
-            for name in names
-        )
-        self._append(Submit(self._by(), groups, self._payload(TOKEN_BYTES)))
-        is_timed = answer.has_others and not answer.is_watched
-        seed_s = self._seeding.seed_s if is_timed else math.inf
+        has_others = True
+        if trainer.seeds:
+            answer = self._asked_seeding()
+            self._seeding, has_others = answer.state, answer.has_others
+            assert self._seeding is not None, answer.message
+        while len(self._submitted) <= min(step + trainer.steps_ahead, trainer.steps - 1):
+            self._submit(len(self._submitted))
+        seed_s = 0.0 if self._seeding is None else self._seeding.seed_s if has_others else math.inf
         if seed_s > 0:
             self._is_seeding = True
             for number in range(trainer.engines):
@@ -484,8 +488,32 @@ class JobRun:
                 self._agenda.after(seed_s, partial(self._end_seeding, step))
         self._train()
 
+    def _submit(self, step: int) -> None:
+        """Submit the groups of a step; those of an earlier one go first."""
+        self._submitted.append(StepProgress(self._trainer, step))
+        names = [f"s{step}-{number}" for number in range(self._trainer.groups)]
+        longest, priority = self._scenario.lengths.longest, -step if self._trainer.steps_ahead else 0
+        for first in range(0, len(names), GROUPS_MAX):
+            groups = tuple(
+                GroupSubmitted(
+                    name,
+                    sha256(name.encode()).hexdigest(),
+                    self._trainer.group_size,
+                    1,
+                    longest + 1,
+                    priority=priority,
+                )
+                for name in names[first : first + GROUPS_MAX]
+            )
+            self._append(Submit(self._by(), groups, self._payload(TOKEN_BYTES)))
+
+    @property
+    def _progress(self) -> StepProgress:
+        """Return the step that is trained."""
+        return self._submitted[len(self._steps) - 1]
+
     def _asked_seeding(self) -> SeedingAnswer:
-        trainer = self._scenario.trainer
+        trainer = self._trainer
         before = self._steps[-2] if len(self._steps) > 1 else None
         question = SeedingQuestion(
             attachment=self._attachment,
@@ -547,7 +575,7 @@ class JobRun:
             self._waits_since = None
         self._is_training = True
         tokens = sum(count for _, count in batch)
-        seconds = tokens * self._scenario.trainer.token_s
+        seconds = tokens * self._trainer.token_s
         self._agenda.after(seconds, partial(self._trained, tuple(of for of, _ in batch), tokens, seconds))
 
     def _trained(self, requests: tuple[RequestId, ...], tokens: int, seconds: float) -> None:
@@ -560,7 +588,7 @@ class JobRun:
         for of in requests:
             del self._lengths[of]
         if self._progress.is_over:
-            self._agenda.after(self._scenario.trainer.publish_s, self._publish)
+            self._agenda.after(self._trainer.publish_s, self._publish)
         else:
             self._train()
 

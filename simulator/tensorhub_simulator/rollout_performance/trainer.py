@@ -2,12 +2,30 @@
 
 One step: submit its groups; generate with its own engines for as long as RLBoost's Algorithm 1 says (NSDI'26), or,
 where it has only these, until all is made; train what there is, at least a micro-batch at a time; publish.
+
+A trainer that is one step ahead (StreamRL, arXiv 2504.15930, section 3) submits a step's groups when the step before
+begins: they are made on weights that lack one step of training, while that step is trained.
 """
 
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from tensorhub_common.protocol.rollout.entries import RequestId
-from tensorhub_simulator.rollout_performance.config import Trainer
+from tensorhub_simulator.rollout_performance.config import Scenario, System, Trainer
+
+
+def trainer_of(scenario: Scenario, system: System) -> Trainer:
+    """Return a scenario's trainer as a system has it."""
+    found = scenario.trainer
+    if system == "disaggregated":
+        return replace(found, seeds=False, steps_ahead=0, micro_batch=found.groups * found.group_size)
+    if system == "reserved" and not found.seeds:
+        # The same machines, which generate together and then train together.
+        engines = found.engines + scenario.spot.changes[0][1]
+        token_s = found.token_s * found.engines / engines
+        return replace(found, seeds=True, steps_ahead=0, engines=engines, token_s=token_s)
+    return found
 
 
 @dataclass(slots=True)
@@ -34,6 +52,10 @@ class StepProgress:
     """The responses of one step: those that are open, and those that wait to be trained."""
 
     limits: Trainer
+    number: int = 0
+    """The step, from 0 on."""
+    submitted: int = 0
+    """How many responses were asked for until now."""
     open: set[RequestId] = field(default_factory=set)
     ready: list[tuple[RequestId, int]] = field(default_factory=list)
     """With their tokens."""
