@@ -15,16 +15,32 @@ from rich.table import Table
 
 from tensorhub_common.errors import TensorHubError
 from tensorhub_simulator.performance.__main__ import BY_SIGNAL, WIDTH, Parser, raise_interrupts, read_text
-from tensorhub_simulator.rollout_performance.config import Scenario, System, decode
+from tensorhub_simulator.rollout_performance.config import Scenario, ScenarioError, System, decode, with_trace
 from tensorhub_simulator.rollout_performance.job import JobRun, Report
 
 FOLDER: Final = Path(__file__).with_name("scenarios")
+TRACES: Final = Path(__file__).with_name("traces")
 SYSTEMS: Final[tuple[System, ...]] = get_args(System)
 
 
 def read(name: str) -> Scenario:
     """Read a scenario of ours by its name, or a file. Raises `TensorHubError`."""
-    return decode(read_text(name, FOLDER, sorted(each.stem for each in FOLDER.glob("*.yaml"))), name)
+    ours = sorted(each.stem for each in FOLDER.glob("*.yaml"))
+    return traced(decode(read_text(name, FOLDER, ours), name), FOLDER if name in ours else Path(name).parent)
+
+
+def traced(scenario: Scenario, beside: Path) -> Scenario:
+    """Return a scenario with its trace, one of ours or a file beside the scenario's. Raises `TensorHubError`."""
+    if scenario.spot.trace is None:
+        return scenario
+    ours = sorted(each.stem for each in TRACES.glob("*.csv"))
+    path = TRACES / f"{scenario.spot.trace}.csv" if scenario.spot.trace in ours else beside / scenario.spot.trace
+    try:
+        return with_trace(scenario, path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as why:
+        raise ScenarioError(
+            f"{scenario.name}: spot.trace {str(path)!r} can't be read ({why}): name a file, or one of {', '.join(ours)}"
+        ) from None
 
 
 def table(scenario: Scenario, reports: list[Report]) -> Table:

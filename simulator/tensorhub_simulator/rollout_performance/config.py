@@ -9,11 +9,13 @@ from typing import Final, Literal
 
 import msgspec
 import yaml
+from msgspec.structs import replace
 
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.protocol.rollout.messages import OnUpdate
 from tensorhub_simulator.performance import strict_yaml
 from tensorhub_simulator.rollout_performance.engine_model import EngineCosts
+from tensorhub_simulator.rollout_performance.spot import SpotChange, TraceError, recorded, scaled
 
 System = Literal["reserved", "disaggregated", "recompute", "rlboost", "streamrl", "arrival"]
 """What drives the rollouts. `reserved`: the trainer's own engines alone, which make all responses before it trains;
@@ -73,14 +75,33 @@ class Trainer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Spot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Machines that come and go."""
 
-    changes: tuple[tuple[float, int], ...]
-    """From when on how many there are: seconds and instances, the first at 0."""
     boot_s: float
     """Until an engine runs, without weights."""
     load_s: float
     """Until it has a version."""
     notice_s: float = 0.0
     """So long before it goes a machine is told; 0: not at all."""
+    changes: tuple[tuple[float, int], ...] = ()
+    """From when on how many there are: seconds and instances, the first at 0. Which go is drawn by lot."""
+    trace: str | None = None
+    """In place of it a recorded trace: one of ours by its name, or a file beside the scenario's. At its end the
+    machines stay."""
+    instances: int = 0
+    """With a trace: so many at most (`spot.scaled`)."""
+    trace_from_s: float = 0.0
+    """It begins at this second of the trace."""
+    recorded: tuple[SpotChange, ...] = ()
+    """What the trace has, once it is read; no scenario says it."""
+
+    @property
+    def most(self) -> int:
+        """How many there are at most."""
+        return self.instances or max((count for _, count in self.changes), default=0)
+
+    @property
+    def first(self) -> int:
+        """How many there are at the beginning."""
+        return len(self.recorded[0].comes) if self.recorded else self.changes[0][1]
 
 
 class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -104,8 +125,18 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An engine stands still so long to go over to a version that it has beside its own."""
 
 
+def with_trace(scenario: Scenario, text: str) -> Scenario:
+    """Return a scenario with what its trace says. Raises `ScenarioError`."""
+    spot = scenario.spot
+    try:
+        found = scaled(recorded(text), spot.instances, spot.trace_from_s)
+    except TraceError as why:
+        raise ScenarioError(f"{scenario.name}: spot.trace {spot.trace!r} is no trace: {why}") from None
+    return replace(scenario, spot=replace(spot, recorded=found))
+
+
 def decode(text: bytes, name: str) -> Scenario:
-    """Return the scenario of a file. Raises `ScenarioError`."""
+    """Return the scenario of a file; its trace is still to be read. Raises `ScenarioError`."""
     try:
         found = msgspec.convert(strict_yaml.load(text), Scenario)
     except (yaml.YAMLError, ValueError) as why:
@@ -154,6 +185,22 @@ def wrongs(scenario: Scenario) -> Iterator[str]:
     needed = lengths.prompt + lengths.longest
     if engine.kv_tokens is not None and not needed <= engine.kv_tokens <= NUMBER_MAX:
         yield f"engine.kv_tokens is {engine.kv_tokens}, and the longest response needs {needed} with its prompt"
+    yield from _wrongs_of_spot(spot)
+
+
+def _wrongs_of_spot(spot: Spot) -> Iterator[str]:
+    if spot.recorded:
+        yield "spot.recorded comes from spot.trace, and stands in no file"
+    if spot.trace is not None:
+        if spot.changes:
+            yield "spot.changes and spot.trace exclude each other"
+        if not 1 <= spot.instances <= INSTANCES_MAX:
+            yield f"spot.instances is {spot.instances}, and must be from 1 to {INSTANCES_MAX} with a trace"
+        if not 0 <= spot.trace_from_s <= NUMBER_MAX:
+            yield f"spot.trace_from_s is {spot.trace_from_s:g}, and must be from 0 to {NUMBER_MAX:g}"
+        return
+    if spot.instances:
+        yield "spot.instances goes with spot.trace: say how many there are in spot.changes"
     if not spot.changes or spot.changes[0][0] != 0:
         yield "spot.changes must begin with what there is at 0 seconds, such as [0, 4]"
     times = [at for at, _ in spot.changes]

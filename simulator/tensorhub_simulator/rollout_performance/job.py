@@ -76,6 +76,7 @@ from tensorhub_runner.core.runner_events import (
 from tensorhub_simulator.engine.agenda import Agenda
 from tensorhub_simulator.rollout_performance.config import Scenario, System
 from tensorhub_simulator.rollout_performance.machine import HEARTBEAT_S, RESEND_S, Machine, Pace
+from tensorhub_simulator.rollout_performance.spot import SpotChange
 from tensorhub_simulator.rollout_performance.trainer import StepProgress, StepRecord, trainer_of
 
 MODEL: Final = "policy"
@@ -143,6 +144,8 @@ class JobRun:
         self._booting: dict[str, float] = {}
         """When each spot machine that has no engine yet was taken."""
         self._number = 0
+        self._spare: dict[str, None] = {}
+        """The machines of a trace that there are, and that were not taken."""
         self._spot_s, self._made, self._lost, self._responses = 0.0, 0, 0, 0
         self._lengths: dict[RequestId, int] = {}
         self._trainer = trainer_of(scenario, system)
@@ -160,7 +163,7 @@ class JobRun:
         """When the policies look next."""
         self._seq += 1
         fold(self._state, self._seq, Lead(1, "manager"))
-        largest = self._trainer.engines + max(count for _, count in scenario.spot.changes)
+        largest = self._trainer.engines + scenario.spot.most
         self._pace, slowest = Pace(), Pace()
         slowest.follow(largest)
         self._look_s = max(LOOK_S, largest / LOOKED_AT_PER_S)
@@ -181,11 +184,13 @@ class JobRun:
         if self._has_spot:
             for at, count in self._scenario.spot.changes:
                 self._agenda.at(at, partial(self._change_available, count))
+            for change in self._scenario.spot.recorded:
+                self._agenda.at(change.at_s, partial(self._follow_trace, change))
             self._agenda.after(0.0, self._follow_fleet)
         self._agenda.after(0.0, self._begin_step)
         self._look_later(0.0)
         while not self._is_over:
-            assert self._agenda.now < SECONDS_MAX, f"{sum(len(each.open) for each in self._submitted)} responses are open for ever"
+            assert self._agenda.now < SECONDS_MAX, f"{len(self._progress.open)} responses are open for ever"
             assert self._agenda.step()
         return self._report()
 
@@ -397,6 +402,17 @@ class JobRun:
                 self._preempt(machine)
         self._start_wished()
 
+    def _follow_trace(self, change: SpotChange) -> None:
+        for name in change.goes:
+            self._spare.pop(name, None)
+            if name in self._booting:
+                self._spot_s += self._agenda.now - self._booting.pop(name)
+            elif name in self._machines:
+                self._preempt(self._machines[name])
+        self._spare |= dict.fromkeys(change.comes)
+        self._available += len(change.comes) - len(change.goes)
+        self._start_wished()
+
     def _preempt(self, machine: Machine) -> None:
         notice_s = self._scenario.spot.notice_s
         if notice_s:
@@ -414,10 +430,18 @@ class JobRun:
             wished = min(wished, max(1, self._seeding.remote_max))
         spot = sum(not each.is_local for each in self._machines.values())
         for _ in range(wished - spot - len(self._booting)):
-            self._number += 1
-            name = f"spot-{self._number}"
+            name = self._next_name()
             self._booting[name] = self._agenda.now
             self._agenda.after(self._scenario.spot.boot_s, partial(self._load_first, name))
+
+    def _next_name(self) -> str:
+        """Return the name of a machine that there is and that is not taken."""
+        if self._spare:
+            name = next(iter(self._spare))
+            del self._spare[name]
+            return name
+        self._number += 1
+        return f"spot-{self._number}"
 
     def _load_first(self, name: str) -> None:
         if name in self._booting:

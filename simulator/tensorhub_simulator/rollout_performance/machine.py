@@ -143,7 +143,7 @@ class Machine:
 
     def _make(self, until: float) -> None:
         while (made := self.engine.advance(until)) is not None:
-            self._has_told = self._has_told and not (made.ended or any(each not in self._begun for each in made.requests))
+            self._has_told = self._has_told and not made.ended and self._begun.issuperset(made.requests)
             self._begun.update(made.requests)
             self._begun -= made.ended
             self._give(self._stepped(made))

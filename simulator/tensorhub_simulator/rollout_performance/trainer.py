@@ -22,7 +22,7 @@ def trainer_of(scenario: Scenario, system: System) -> Trainer:
         return replace(found, seeds=False, steps_ahead=0, micro_batch=found.groups * found.group_size)
     if system == "reserved" and not found.seeds:
         # The same machines, which generate together and then train together.
-        engines = found.engines + scenario.spot.changes[0][1]
+        engines = found.engines + scenario.spot.first
         token_s = found.token_s * found.engines / engines
         return replace(found, seeds=True, steps_ahead=0, engines=engines, token_s=token_s)
     return found

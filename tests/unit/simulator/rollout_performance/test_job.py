@@ -1,9 +1,11 @@
 """A simulated job: every system trains every response once, and machines that come and go are worth something."""
 
+from typing import get_args
+
 import msgspec
 import pytest
 
-from tensorhub_simulator.rollout_performance.config import Scenario, ScenarioError, System, decode
+from tensorhub_simulator.rollout_performance.config import Scenario, ScenarioError, System, decode, with_trace
 from tensorhub_simulator.rollout_performance.job import JobRun
 
 SMALL = b"""
@@ -16,7 +18,7 @@ trainer:
 spot: {changes: [[0, 2], [5, 1], [9, 3], [12, 1], [16, 2]], boot_s: 2, load_s: 0.5}
 price: {reserved: 4, spot: 1}
 """
-SYSTEMS: tuple[System, ...] = ("reserved", "recompute", "rlboost", "streamrl", "arrival")
+SYSTEMS: tuple[System, ...] = get_args(System)
 
 
 def scenario(**spot: object) -> Scenario:
@@ -51,6 +53,32 @@ def test_a_job_without_any_spot_instance_is_as_one_with_its_own_engines_alone() 
     assert none.cost == pytest.approx(none.seconds / 3600 * 4)
 
 
+def test_machines_of_a_trace_come_and_go_as_it_says() -> None:
+    """Of two, one goes after a while and another comes: paid are 5 + 20 s and more, with what boots."""
+    text = "0,comes,a\n0,comes,b\n5,goes,a\n8,comes,c\n"
+    traced = with_trace(scenario(changes=(), trace="here", instances=2), text)
+    found = JobRun(traced, "rlboost").run()
+    assert found.spot_s == pytest.approx(5 + (found.seconds - 8) + found.seconds)
+
+
+def own(**trainer: object) -> Scenario:
+    """A trainer whose GPUs only train."""
+    found = scenario(changes=((0.0, 3),))
+    return msgspec.structs.replace(found, trainer=msgspec.structs.replace(found.trainer, seeds=False, **trainer))
+
+
+def test_streaming_is_sooner_than_waiting_for_all_and_one_step_ahead_is_sooner_yet() -> None:
+    streams, ahead = own(steps=4), own(steps=4, steps_ahead=1)
+    waits = JobRun(streams, "disaggregated").run()
+    found = [JobRun(each, "rlboost").run() for each in (streams, ahead)]
+    assert waits.seeded_s == 0.0
+    assert waits.seconds > found[0].seconds > found[1].seconds
+    # With one to train and three to generate, four generate together and train four times as fast.
+    together = JobRun(streams, "reserved").run()
+    assert together.trained_s == pytest.approx(waits.trained_s / 4)
+    assert together.cost == pytest.approx(together.seconds / 3600 * 4 * 4)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
@@ -59,6 +87,8 @@ def test_a_job_without_any_spot_instance_is_as_one_with_its_own_engines_alone() 
         (b"slots: 8", b"slots: 8, kv_tokens: 300", "engine.kv_tokens is 300, and the longest response needs 308"),
         (b"[[0, 2],", b"[[1, 2],", "spot.changes must begin with what there is at 0 seconds"),
         (b"[5, 1]", b"[0, 1]", "the times of spot.changes must rise"),
+        (b"[12, 1], [16, 2]]", b"[12, 1]], trace: a", "spot.changes and spot.trace exclude each other"),
+        (b"[12, 1], [16, 2]]", b"[12, 1]], instances: 3", "spot.instances goes with spot.trace"),
         (b"seed: 3", b"seed: three", "Expected `int`, got `str`"),
         (b"seed: 3", b"seed: 3\nseeds: 4", "unknown field `seeds`"),
         (b"token_s: 0.004", b"token_s: .nan", "trainer.token_s is nan"),
