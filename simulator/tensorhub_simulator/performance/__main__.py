@@ -8,7 +8,8 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
@@ -106,7 +107,7 @@ def main(arguments: list[str] | None = None) -> int:
         findings = simulate(options.names or list(SCENARIOS), alone=options.alone, processes=options.processes)
         if options.picture is not None:
             svg.draw(findings[0], options.picture)
-        _print(findings, as_json=options.json)
+        print_safely(partial(say, findings, calibration.compare(calibration.load()), as_json=options.json))
     except TensorHubError as why:
         sys.stderr.write(f"tensorhub: {why}\n")
         return 1
@@ -116,10 +117,10 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _print(findings: list[Finding], *, as_json: bool) -> None:
+def print_safely(say: Callable[[], None]) -> None:
     """Print everything, to the last byte. Raises `ClusterError` where that can't be written."""
     try:
-        say(findings, calibration.compare(calibration.load()), as_json=as_json)
+        say()
         sys.stdout.flush()
     except BrokenPipeError:
         # The program that reads the output has closed it.

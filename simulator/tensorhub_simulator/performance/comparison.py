@@ -14,6 +14,7 @@ from tensorhub_simulator.performance.lower_bound import Bound
 from tensorhub_simulator.performance.model.cluster import ClusterRun, run
 from tensorhub_simulator.performance.model.topology import GBYTE
 from tensorhub_simulator.performance.results import Result, Spread, Update, spread
+from tensorhub_simulator.performance.variation import put
 
 WANTED: Final = {"global-stage": 6.7, "star": 4.8, "far-star": 19.0}
 """What the paper measured against each baseline."""
@@ -166,15 +167,10 @@ def grown(cluster: Cluster, gpus: int) -> Cluster:
 def changed(cluster: Cluster, values: dict[str, Any]) -> Cluster:
     """Return the cluster with other values at some paths, such as `links.0.rtt_ms`. Raises `ClusterError`."""
     tree = msgspec.to_builtins(cluster)
-    for path, value in values.items():
-        *above, last = path.split(".")
-        at: Any = tree
-        try:
-            for name in above:
-                at = at[int(name)] if isinstance(at, list | tuple) else at[name]
-            at[last] = value
-        except (KeyError, IndexError, ValueError, TypeError):
-            raise ClusterError(f"{cluster.name}: nothing stands at {path!r}: name a field as in the file") from None
+    try:
+        put(tree, values)
+    except LookupError as path:
+        raise ClusterError(f"{cluster.name}: nothing stands at {path}: name a field as in the file") from None
     name = f"{cluster.name} with {values}"
     made = converted(tree, name)
     check(made, name)

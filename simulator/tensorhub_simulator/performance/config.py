@@ -9,13 +9,14 @@ mistakes in a cluster's description of which each field has its type.
 import math
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
 from tensorhub_common.errors import TensorHubError
 from tensorhub_simulator.performance import strict_yaml
 from tensorhub_simulator.performance.model.network import WIRE
+from tensorhub_simulator.performance.variation import Variation
 
 RANKS_MAX: Final = 65_536
 """A cluster has at most this many GPUs with weights: more take hours."""
@@ -322,14 +323,6 @@ class Grow(_Spec, frozen=True, kw_only=True):
     """Replicas of this kind make up the rest of"""
     gpus: tuple[int, ...]
     """... each of these numbers of GPUs."""
-
-
-class Variation(_Spec, frozen=True, kw_only=True):
-    """What may be otherwise."""
-
-    what: str
-    set: dict[str, Any]
-    """Values by their path in this file: `links.0.rtt_ms: 100`."""
 
 
 class Cluster(_Spec, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import active_children, get_context, parent_process
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -27,17 +27,30 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tensorhub_simulator.performance.comparison import BaselineComparison, Case, gpus_of, pair_of
 from tensorhub_simulator.performance.config import ClusterError
 
+T = TypeVar("T")
+R = TypeVar("R")
+
 
 def pairs(todo: Sequence[Case], processes: int, done: Callable[[], None]) -> list[BaselineComparison]:
-    """Run many cases, several at once; `done` hears when one has ended. The order is that of the cases."""
+    """Run many cases with their baselines, as `side_by_side` does."""
+    return side_by_side(pair_of, todo, lambda case: gpus_of(case.cluster), processes, done)
+
+
+def side_by_side(
+    run: Callable[[T], R], todo: Sequence[T], size_of: Callable[[T], float], processes: int, done: Callable[[], None]
+) -> list[R]:
+    """Run many cases, several at once; `done` hears when one has ended. The order is that of the cases.
+
+    `run` is a function of a module. Raises `ClusterError` where a process dies.
+    """
     if processes == 1:
         found = []
         for case in todo:
-            found.append(pair_of(case))
+            found.append(run(case))
             done()
         return found
     with _pool(processes) as pool:
-        futures = _submitted(pool, todo)
+        futures = _submitted(pool, run, todo, size_of)
         for future in futures.values():
             future.add_done_callback(lambda ended: done() if _succeeded(ended) else None)
         try:
@@ -63,21 +76,23 @@ def _pool(processes: int) -> Generator[ProcessPoolExecutor]:
             raise
 
 
-def _submitted(pool: ProcessPoolExecutor, todo: Sequence[Case]) -> dict[int, Future[BaselineComparison]]:
+def _submitted(
+    pool: ProcessPoolExecutor, run: Callable[[T], R], todo: Sequence[T], size_of: Callable[[T], float]
+) -> dict[int, Future[R]]:
     """Hand out the cases, the longest first: a large one that begins last would be waited for alone.
 
     The processes start here, and keep SIGINT blocked as it is meanwhile: from their first instruction on, when they
     could not handle it yet.
     """
-    order = sorted(range(len(todo)), key=lambda number: -gpus_of(todo[number].cluster))
+    order = sorted(range(len(todo)), key=lambda number: -size_of(todo[number]))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        return {number: pool.submit(pair_of, todo[number]) for number in order}
+        return {number: pool.submit(run, todo[number]) for number in order}
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _succeeded(ended: Future[BaselineComparison]) -> bool:
+def _succeeded(ended: Future[R]) -> bool:
     return not ended.cancelled() and ended.exception() is None
 
 

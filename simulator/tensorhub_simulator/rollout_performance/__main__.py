@@ -4,29 +4,35 @@ Always true: the exit code is 0 when it is done, 1 when a scenario can't be simu
 when signal N broke it off; what went wrong is one line on stderr.
 """
 
+import argparse
+import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Final, get_args
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
 
 from tensorhub_common.errors import TensorHubError
-from tensorhub_simulator.performance.__main__ import BY_SIGNAL, WIDTH, Parser, raise_interrupts, read_text
+from tensorhub_simulator.performance.__main__ import BY_SIGNAL, WIDTH, Parser, print_safely, raise_interrupts, read_text
+from tensorhub_simulator.performance.parallel import Bar, side_by_side
+from tensorhub_simulator.performance.svg import check
+from tensorhub_simulator.rollout_performance.cases import SEEDS_MAX, Case, Finding, cases, run, size_of
 from tensorhub_simulator.rollout_performance.config import Scenario, ScenarioError, System, decode, with_trace
-from tensorhub_simulator.rollout_performance.job import JobRun, Report
+from tensorhub_simulator.rollout_performance.picture import draw
+from tensorhub_simulator.rollout_performance.tables import objects, tables
 
 FOLDER: Final = Path(__file__).with_name("scenarios")
 TRACES: Final = Path(__file__).with_name("traces")
+OURS: Final = sorted(each.stem for each in FOLDER.glob("*.yaml"))
 SYSTEMS: Final[tuple[System, ...]] = get_args(System)
 
 
-def read(name: str) -> Scenario:
-    """Read a scenario of ours by its name, or a file. Raises `TensorHubError`."""
-    ours = sorted(each.stem for each in FOLDER.glob("*.yaml"))
-    return traced(decode(read_text(name, FOLDER, ours), name), FOLDER if name in ours else Path(name).parent)
+def read(name: str) -> tuple[Scenario, Path]:
+    """Read a scenario of ours by its name, or a file, and say where it lies. Raises `TensorHubError`."""
+    return decode(read_text(name, FOLDER, OURS), name), FOLDER if name in OURS else Path(name).parent
 
 
 def traced(scenario: Scenario, beside: Path) -> Scenario:
@@ -43,42 +49,67 @@ def traced(scenario: Scenario, beside: Path) -> Scenario:
         ) from None
 
 
-def table(scenario: Scenario, reports: list[Report]) -> Table:
-    """Return a scenario's systems, one a row; factors are over the first one."""
-    first = reports[0]
-    found = Table(title=f"{scenario.name}: {first.steps} steps, {first.responses} responses")
-    for column in ("system", "tokens/s", "factor", "tokens/cost", "step, s", "trainer waits", "made again", "lost"):
-        found.add_column(column, justify="left" if column == "system" else "right")
-    for each in reports:
-        found.add_row(
-            each.system,
-            f"{each.tokens_per_s:,.0f}",
-            f"{each.tokens_per_s / first.tokens_per_s:.2f}",
-            f"{each.tokens_per_cost / first.tokens_per_cost:.2f}" if each.cost else "-",
-            f"{each.seconds / each.steps:,.0f}",
-            f"{each.waited_s / each.seconds:.1%}",
-            f"{each.made / each.tokens - 1:.1%}",
-            str(each.lost),
-        )
-    return found
+def simulate(options: argparse.Namespace) -> list[Finding]:
+    """Run scenarios, all their cases side by side. Raises `TensorHubError`."""
+    todo: list[tuple[Scenario, list[Case]]] = []
+    for name in options.names or OURS:
+        scenario, beside = read(name)
+        systems = options.system or SYSTEMS
+        read_trace = partial(traced, beside=beside)
+        is_drawn = options.svg is not None and not todo
+        found = cases(scenario, systems, options.seeds, read_trace, alone=options.alone, drawn=is_drawn)
+        todo.append((scenario, list(found)))
+    flat = [case for _, each in todo for case in each]
+    with Bar("simulating", len(flat)) as bar:
+        reports = iter(side_by_side(run, flat, size_of, min(options.processes, len(flat)), bar.done))
+    return [Finding(scenario, tuple(each), tuple(next(reports) for _ in each)) for scenario, each in todo]
+
+
+def say(findings: list[Finding], *, as_json: bool) -> None:
+    """Print everything."""
+    if as_json:
+        for finding in findings:
+            for each in objects(finding):
+                sys.stdout.write(msgspec.json.encode(each).decode() + "\n")
+        return
+    # Names of a file are words, whatever brackets are in them.
+    console = Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else WIDTH)
+    for finding in findings:
+        for part in tables(finding):
+            console.print(part)
+        console.print()
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="tensorhub simulate rollout",
+        description=(__doc__ or "").splitlines()[0],
+        epilog="example: tensorhub simulate rollout rlboost-8b --seeds 5 --alone --svg rlboost.svg",
+    )
+    parser.add_argument("names", nargs="*", metavar="SCENARIO", help=f"a YAML file, {' or '.join(OURS)}")
+    parser.add_argument("--system", action="append", choices=SYSTEMS, help="these alone; by default all")
+    parser.add_argument("--seeds", type=int, default=1, help="how many seeds, from the file's on")
+    parser.add_argument("--alone", action="store_true", help="no other assumptions than the file's")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--svg", type=Path, help="draw the first scenario into this SVG file")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="how many runs at once")
+    return parser
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command."""
-    parser = Parser(prog="tensorhub simulate rollout", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="SCENARIO", help="a YAML file, or rlboost-8b")
-    parser.add_argument("--system", action="append", choices=SYSTEMS, help="these alone; by default all")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser = _parser()
     options = parser.parse_args(arguments)
+    for what, number, most in (("--processes", options.processes, 4096), ("--seeds", options.seeds, SEEDS_MAX)):
+        if not 1 <= number <= most:
+            parser.error(f"{what} is {number}, and must be from 1 to {most}")
     try:
-        for scenario in [read(name) for name in options.names or ["rlboost-8b"]]:
-            reports = [JobRun(scenario, system).run() for system in options.system or SYSTEMS]
-            if options.json:
-                for each in reports:
-                    said = {"scenario": scenario.name, **msgspec.to_builtins(each)}
-                    sys.stdout.write(msgspec.json.encode(said).decode() + "\n")
-            else:
-                Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH).print(table(scenario, reports))
+        if options.svg is not None:
+            check(options.svg)
+        findings = simulate(options)
+        if options.svg is not None:
+            draw(findings[0], options.svg)
+        print_safely(partial(say, findings, as_json=options.json))
     except TensorHubError as why:
         sys.stderr.write(f"tensorhub: {why}\n")
         return 1

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.protocol.rollout.messages import OnUpdate
 from tensorhub_simulator.performance import strict_yaml
+from tensorhub_simulator.performance.variation import Variation, put
 from tensorhub_simulator.rollout_performance.engine_model import EngineCosts
 from tensorhub_simulator.rollout_performance.spot import SpotChange, TraceError, recorded, scaled
 
@@ -123,6 +124,9 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     price: Price
     pause_s: float = 0.1
     """An engine stands still so long to go over to a version that it has beside its own."""
+    about: str = ""
+    vary: tuple[Variation, ...] = ()
+    """What may be otherwise: values by their path in this file, such as `spot.notice_s: 30`."""
 
 
 def with_trace(scenario: Scenario, text: str) -> Scenario:
@@ -138,10 +142,31 @@ def with_trace(scenario: Scenario, text: str) -> Scenario:
 def decode(text: bytes, name: str) -> Scenario:
     """Return the scenario of a file; its trace is still to be read. Raises `ScenarioError`."""
     try:
-        found = msgspec.convert(strict_yaml.load(text), Scenario)
+        tree = strict_yaml.load(text)
     except (yaml.YAMLError, ValueError) as why:
-        # msgspec's error of a wrong type is a ValueError too.
         raise ScenarioError(f"{name} is no scenario of rollouts: {' '.join(str(why).split())}") from None
+    found = _converted(tree, name)
+    for each in found.vary:
+        varied(found, each)
+    return found
+
+
+def varied(scenario: Scenario, variation: Variation) -> Scenario:
+    """Return a scenario as it is otherwise; its trace is still to be read. Raises `ScenarioError`."""
+    tree = msgspec.to_builtins(replace(scenario, spot=replace(scenario.spot, recorded=()), vary=()))
+    name = f"{scenario.name} with {variation.what!r}"
+    try:
+        put(tree, variation.set)
+    except LookupError as path:
+        raise ScenarioError(f"{name}: nothing stands at {path}: name a field as in the file") from None
+    return _converted(tree, name)
+
+
+def _converted(tree: object, name: str) -> Scenario:
+    try:
+        found = msgspec.convert(tree, Scenario)
+    except msgspec.ValidationError as why:
+        raise ScenarioError(f"{name} is no scenario of rollouts: {why}") from None
     wrong = next(wrongs(found), None)
     if wrong is not None:
         raise ScenarioError(f"{name}: {wrong}")

@@ -77,6 +77,7 @@ from tensorhub_simulator.engine.agenda import Agenda
 from tensorhub_simulator.rollout_performance.config import Scenario, System
 from tensorhub_simulator.rollout_performance.machine import HEARTBEAT_S, RESEND_S, Machine, Pace
 from tensorhub_simulator.rollout_performance.spot import SpotChange
+from tensorhub_simulator.rollout_performance.timeline import Doing, Sample, Span, Timeline
 from tensorhub_simulator.rollout_performance.trainer import StepProgress, StepRecord, trainer_of
 
 MODEL: Final = "policy"
@@ -119,6 +120,8 @@ class Report(msgspec.Struct, frozen=True):
     lost: int
     """Instances that went with work on them."""
     step_s: tuple[float, ...]
+    timeline: Timeline | None = None
+    """Where it was asked for."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -134,7 +137,9 @@ class Report(msgspec.Struct, frozen=True):
 class JobRun:
     """One job with one system; `run` it once."""
 
-    def __init__(self, scenario: Scenario, system: System) -> None:
+    def __init__(self, scenario: Scenario, system: System, timeline: Timeline | None = None) -> None:
+        """Begin; a timeline is filled on the way."""
+        self._timeline = timeline
         self._scenario, self._system = scenario, system
         self._agenda, self._random = Agenda(), Random(f"machines {scenario.seed}")
         self._state = RolloutState("job")
@@ -188,6 +193,8 @@ class JobRun:
                 self._agenda.at(change.at_s, partial(self._follow_trace, change))
             self._agenda.after(0.0, self._follow_fleet)
         self._agenda.after(0.0, self._begin_step)
+        if self._timeline is not None:
+            self._agenda.after(0.0, partial(self._sample, self._timeline))
         self._look_later(0.0)
         while not self._is_over:
             assert self._agenda.now < SECONDS_MAX, f"{len(self._progress.open)} responses are open for ever"
@@ -225,7 +232,20 @@ class JobRun:
             cost,
             self._lost,
             tuple(each.seconds for each in steps),
+            self._timeline,
         )
+
+    def _sample(self, seen: Timeline) -> None:
+        local = sum(each.is_local for each in self._machines.values())
+        made = self._made + sum(each.tokens for each in self._machines.values())
+        spot = len(self._machines) - local
+        seen.add(Sample(self._agenda.now, spot, len(self._booting), local, made))
+        self._agenda.after(seen.every_s, partial(self._sample, seen))
+
+    def _did(self, doing: Doing, seconds: float) -> None:
+        """Note what the trainer has done until now."""
+        if self._timeline is not None:
+            self._timeline.spans.append(Span(self._agenda.now - seconds, self._agenda.now, doing))
 
     # ------------------------------------------------------------------------------------------ the log
 
@@ -483,6 +503,8 @@ class JobRun:
         if not machine.is_local:
             self._spot_s += self._agenda.now - machine.began_at
             self._lost += machine.engine.has_work
+            if self._timeline is not None and machine.engine.has_work and not self._is_over:
+                self._timeline.lost_s.append(self._agenda.now)
 
     def _miss(self, name: str) -> None:
         """Have the leader find a machine lost: in a large fleet its heartbeats say so later than in production."""
@@ -578,6 +600,7 @@ class JobRun:
             self._end(machine)
         self._is_seeding = False
         self._steps[-1].seeded_s = self._agenda.now - self._steps[-1].began_at
+        self._did("seeds", self._steps[-1].seeded_s)
         self._train()
 
     def _train(self) -> None:
@@ -603,6 +626,7 @@ class JobRun:
         self._agenda.after(seconds, partial(self._trained, tuple(of for of, _ in batch), tokens, seconds))
 
     def _trained(self, requests: tuple[RequestId, ...], tokens: int, seconds: float) -> None:
+        self._did("trains", seconds)
         record = self._steps[-1]
         self._is_training = False
         record.tokens += tokens
@@ -617,6 +641,7 @@ class JobRun:
             self._train()
 
     def _publish(self) -> None:
+        self._did("publishes", self._trainer.publish_s)
         self._steps[-1].ended_at = self._agenda.now
         self._version += 1
         published = (*self._versions.published, self._version)[-VERSIONS_SHOWN:]
