@@ -32,7 +32,6 @@ from tensorhub_common.protocol.rollout.entries import (
 )
 from tensorhub_common.protocol.rollout.messages import TOKEN_BYTES, PublishedVersions, Sampling, VersionRule
 from tensorhub_common.protocol.rollout.questions import SeedingAnswer, SeedingQuestion, SeedingState
-from tensorhub_rollout.core.answers import answer_seeding
 from tensorhub_rollout.core.decisions import Decisions, Engines, PolicyLimits
 from tensorhub_rollout.core.fold import GROUPS_MAX, fold
 from tensorhub_rollout.core.leader import Leader, LeaderLimits
@@ -518,14 +517,14 @@ class JobRun:
     def _begin_step(self) -> None:
         trainer, step = self._trainer, len(self._steps)
         self._steps.append(StepRecord(self._agenda.now))
-        has_others = True
+        is_timed = True
         if trainer.seeds:
             answer = self._asked_seeding()
-            self._seeding, has_others = answer.state, answer.has_others
+            self._seeding, is_timed = answer.state, answer.has_others and not answer.is_watched
             assert self._seeding is not None, answer.message
         while len(self._submitted) <= min(step + trainer.steps_ahead, trainer.steps - 1):
             self._submit(len(self._submitted))
-        seed_s = 0.0 if self._seeding is None else self._seeding.seed_s if has_others else math.inf
+        seed_s = 0.0 if self._seeding is None else self._seeding.seed_s if is_timed else math.inf
         if seed_s > 0:
             self._is_seeding = True
             for number in range(trainer.engines):
