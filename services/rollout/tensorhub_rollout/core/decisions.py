@@ -7,7 +7,6 @@ takes its place. All others are asked again at the next look.
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from statistics import fmean
 from typing import Final, TypeVar
 
 import msgspec
@@ -21,12 +20,12 @@ from tensorhub_rollout.core.seeding_watch import SeedingWatch
 from tensorhub_rollout.core.state import ANY_SITE
 from tensorhub_rollout.policy.activation import ActivationLimits, Turns, decide
 from tensorhub_rollout.policy.placing import ARRIVAL, FALLBACK_POLICY, PlacingFacts, PlacingLimits, PlacingState, place
-from tensorhub_rollout.policy.plateau import StepModel, fitted
+from tensorhub_rollout.policy.plateau import StepModel
 from tensorhub_rollout.policy.scale import ScaleLimits, ScaleWish
 from tensorhub_rollout.policy.view import Action, FleetView, MoveAction, PlaceAction, WantAction
 
 ENGINES_LOOK_S: Final = 1.0
-"""How often the steps of engines are fitted anew."""
+"""How often what was measured of engines is looked up."""
 
 OnFault = Callable[[str, Exception], None]
 """Takes what failed, in words, and its error."""
@@ -170,9 +169,8 @@ def measured(leader: Leader) -> Engines:
     steps: dict[str, StepModel] = {}
     plateaus: dict[str, int] = {}
     for runner, instance in leader.instances.items():
-        found = leader.measured(runner)
-        model = fitted(found)
+        model = instance.step_model
         if model is not None:
             steps[runner] = model
-            plateaus[runner] = model.plateau(fmean(each.context_tokens for each in found), instance.slots)
+            plateaus[runner] = model.plateau(instance.measured.context_tokens, instance.slots)
     return Engines(steps, plateaus)

@@ -29,7 +29,6 @@ from tensorhub_common.protocol.rollout.messages import (
     AbortRequest,
     Assign,
     AssignRequest,
-    EngineStep,
     Finished,
     Frame,
     FrameResult,
@@ -88,6 +87,7 @@ from tensorhub_rollout.core.step_meter import StepMeter
 from tensorhub_rollout.core.transitions import AttemptState, AttemptTransition, RequestState
 from tensorhub_rollout.core.version_arrivals import VersionArrivals
 from tensorhub_rollout.core.waiting import WaitingQueue
+from tensorhub_rollout.policy.plateau import fitted
 from tensorhub_rollout.policy.view import FleetView, InstanceView
 
 
@@ -107,6 +107,8 @@ class LeaderLimits(msgspec.Struct, frozen=True):
     """Each instance's tokens per second are counted over so long."""
     admission_share_max: float = 0.7
     """No further group begins once payloads, with the largest size of the begun groups, have this share of the room."""
+    fitted_s: float = 1.0
+    """How often the steps of an engine are fitted anew, where it has made some."""
     look_s: float = 0.02
     """What time alone changes is looked at so often, and not with each frame: a look is at every placement."""
     frames_per_s_max: int = 2000
@@ -233,8 +235,8 @@ class Leader:
             assert not instance.attempts & instance.to_forget.keys()
             at_work = [self.placements[each] for each in instance.attempts]
             wanted = {each.request for each in at_work if each.state in _AT_WORK}
-            assert instance.pending.keys() | instance.executing.keys() == wanted
-            assert not instance.pending.keys() & instance.executing.keys()
+            assert {*instance.pending, *instance.executing} == wanted
+            assert not {*instance.pending} & {*instance.executing}
             for key, (response, _) in instance.streaming.items():
                 placement = self.placements[attempt_of(key)]
                 assert placement.request in instance.executing
@@ -315,8 +317,8 @@ class Leader:
             InstanceView(
                 each.runner,
                 each.slots,
-                tuple(each.pending),
-                tuple(each.executing),
+                each.pending.shown(),
+                each.executing.shown(),
                 takes_more=each.takes_more and not each.awaits_version and not self._is_reserved(each),
                 is_leaving=each.is_leaving,
                 version=each.version,
@@ -346,10 +348,6 @@ class Leader:
             hub.kept,
         )
 
-    def measured(self, runner: str) -> tuple[EngineStep, ...]:
-        """Return the latest steps of an instance's engine."""
-        return tuple(self.instances[runner].measured)
-
     # ------------------------------------------------------------------------------------------ placing
 
     def _place(self, event: Place) -> None:
@@ -371,7 +369,7 @@ class Leader:
         request.placement = Placement(of, attempt, runner, began_at, self._tokens_max(of), placed_at=self._now)
         self.placements[attempt] = request.placement
         instance.attempts.add(attempt)
-        instance.pending[of] = None
+        instance.pending.add(of)
         self.waiting.discard(of)
         if response is None and began_at:
             self._effects.append(LoadPrefix(of))
@@ -829,6 +827,9 @@ class Leader:
             instance.version = beat.version
             self._end_unreachable(beat.model)
         instance.measured.extend(beat.measured)
+        if beat.measured and self._now - instance.fitted_at >= self.limits.fitted_s:
+            # Here, and not in a look of the policies: those would fit all instances at once.
+            instance.fitted_at, instance.step_model = self._now, fitted(instance.measured)
         versions = self._versions_of(beat.model)
         flush_s = len(self.instances) / self.limits.frames_per_s_max
         wants_report, wanted = not instance.has_reported, instance.version_wanted
@@ -917,7 +918,7 @@ class Leader:
             placement.move(AttemptTransition.WITHDRAWN)
             placement.stopped_at = held.tokens
         else:
-            self.instances[runner].pending[held.request] = None
+            self.instances[runner].pending.add(held.request)
         return placement
 
     def _forget_unreported(self, instance: Instance, report: Report) -> None:
@@ -1035,8 +1036,8 @@ class Leader:
         """Note that an attempt executes once it has made a token."""
         instance = self.instances[placement.runner]
         if placement.request in instance.pending and response.count > placement.began_at:
-            del instance.pending[placement.request]
-            instance.executing[placement.request] = None
+            instance.pending.discard(placement.request)
+            instance.executing.add(placement.request)
             placement.first_token_at = self._now
         if placement.request in instance.executing and placement.finished is None:
             instance.streaming[attempt_key(placement.attempt)] = (response, placement.tokens_max)
@@ -1140,6 +1141,6 @@ def _is_complete(placement: Placement | None) -> bool:
 def _note_idle(instance: Instance | None, placement: Placement) -> None:
     """Note that a request is to run no more on an instance."""
     if instance is not None:
-        instance.pending.pop(placement.request, None)
-        instance.executing.pop(placement.request, None)
+        instance.pending.discard(placement.request)
+        instance.executing.discard(placement.request)
         instance.streaming.pop(attempt_key(placement.attempt), None)

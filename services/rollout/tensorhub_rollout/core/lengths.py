@@ -13,7 +13,7 @@ from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_rollout.core.state import Group, RolloutState
 from tensorhub_rollout.policy.lengths import LengthEstimate, LengthLimits, LengthModel
 
-KEPT_S: Final = 1.0
+KEPT_S: Final = 2.0
 """What is expected of a group is used for so long, though its responses have grown."""
 GROUPS_MAX: Final = 65_536
 """Limit of the groups of which it is kept; at the limit all is forgotten, and estimated anew."""

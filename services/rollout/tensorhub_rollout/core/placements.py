@@ -1,17 +1,17 @@
 """Attempts and instances, as the leading manager knows them. Never written to the log."""
 
-from collections import deque
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from tensorhub_common.catalog.transitions import transition
 from tensorhub_common.protocol.rollout.entries import Attempt, RequestEnded, RequestId
-from tensorhub_common.protocol.rollout.messages import EngineStep, Finished, FinishReason
+from tensorhub_common.protocol.rollout.messages import Finished, FinishReason
 from tensorhub_rollout.core.responses import Response
 from tensorhub_rollout.core.transitions import ATTEMPT_TRANSITIONS, AttemptState, AttemptTransition
+from tensorhub_rollout.policy.plateau import StepModel, StepSums
 
-STEPS_MEASURED_MAX: Final = 256
-"""Limit of the engine steps that are kept of an instance."""
 PAST_ATTEMPTS_MAX: Final = 16
 """Limit of the attempts that are over and are told of a response, the latest."""
 
@@ -88,6 +88,40 @@ class PastAttempt:
         )
 
 
+class RequestsInOrder:
+    """Requests, each once, in the order in which they came. A tuple of them is made once for each change."""
+
+    def __init__(self) -> None:
+        self._requests: dict[RequestId, None] = {}
+        self._shown: tuple[RequestId, ...] | None = ()
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __contains__(self, of: object) -> bool:
+        return of in self._requests
+
+    def __iter__(self) -> Iterator[RequestId]:
+        return iter(self._requests)
+
+    def add(self, of: RequestId) -> None:
+        """Add a request behind the others, if it is not there."""
+        self._requests[of] = None
+        self._shown = None
+
+    def discard(self, of: RequestId) -> None:
+        """Take a request out, if it is there."""
+        if of in self._requests:
+            del self._requests[of]
+            self._shown = None
+
+    def shown(self) -> tuple[RequestId, ...]:
+        """Return all of them."""
+        if self._shown is None:
+            self._shown = tuple(self._requests)
+        return self._shown
+
+
 @dataclass(slots=True, eq=False)
 class Instance:
     """One engine and its runner."""
@@ -119,14 +153,18 @@ class Instance:
     """Over the last look at its rate."""
     attempts: set[Attempt] = field(default_factory=set)
     """Those that are placed on it and not over."""
-    pending: dict[RequestId, None] = field(default_factory=dict)
+    pending: RequestsInOrder = field(default_factory=RequestsInOrder)
     """Requests that are to run on it and have made no token there, in the order in which they were placed."""
-    executing: dict[RequestId, None] = field(default_factory=dict)
+    executing: RequestsInOrder = field(default_factory=RequestsInOrder)
     """Requests that have made tokens there and are to go on."""
     streaming: dict[int, tuple[Response, int]] = field(default_factory=dict)
     """By `attempt_key`: the responses of attempts that have made tokens and go on, with the limit of their tokens."""
-    measured: deque[EngineStep] = field(default_factory=lambda: deque(maxlen=STEPS_MEASURED_MAX))
+    measured: StepSums = field(default_factory=StepSums)
     """The latest steps of its engine."""
+    step_model: StepModel | None = None
+    """How long its steps take; None: too little was measured."""
+    fitted_at: float = -math.inf
+    """When that was last fitted to them."""
     checkpointed_at: float = 0.0
     to_forget: dict[Attempt, None] = field(default_factory=dict)
     """Attempts that it may forget and has not said that it has."""

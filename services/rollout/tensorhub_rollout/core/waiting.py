@@ -5,6 +5,7 @@ the order of submission or return.
 """
 
 from collections.abc import Iterator
+from itertools import chain
 
 from tensorhub_common.protocol.rollout.entries import RequestId
 
@@ -43,7 +44,6 @@ class WaitingQueue:
                 del self._queues[model]
 
     def of_model(self, model: str) -> Iterator[RequestId]:
-        """Yield the requests of a model in their order. Nothing may be put or discarded meanwhile."""
+        """Return the requests of a model in their order. Nothing may be put or discarded meanwhile."""
         queues = self._queues.get(model, {})
-        for key in sorted(queues):
-            yield from queues[key]
+        return chain.from_iterable([queues[key] for key in sorted(queues)])

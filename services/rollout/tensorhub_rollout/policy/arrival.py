@@ -19,15 +19,16 @@ import math
 from bisect import insort
 from collections.abc import Callable, Mapping
 from copy import copy
+from itertools import islice
 from typing import Final
 
 import msgspec
 
 from tensorhub_common.protocol.rollout.entries import RequestId
-from tensorhub_rollout.policy.dispatch import Rank
 from tensorhub_rollout.policy.finish_times import Load, Work
 from tensorhub_rollout.policy.lengths import LengthEstimate
 from tensorhub_rollout.policy.plateau import StepModel
+from tensorhub_rollout.policy.ranking import Rank
 from tensorhub_rollout.policy.view import Action, FleetView, InstanceView, MoveAction, PlaceAction, ReleaseAction
 
 UNMEASURED: Final = StepModel(1.0, 0.1, 0.0)
@@ -66,7 +67,7 @@ class ArrivalState(msgspec.Struct, frozen=True):
 
     loads: Mapping[str, Load] = {}
     """What each instance has to do, the one whose assessment is the oldest first."""
-    order: tuple[tuple[Rank, RequestId], ...] = ()
+    order: tuple[Rank, ...] = ()
     """What waits, in the order in which it is to be placed."""
     held_since: Mapping[RequestId, float] = {}
     """Requests that wait for a version, though an instance could run them."""
@@ -160,16 +161,16 @@ def place_by_arrival(
 
 
 def _ordered(
-    view: FleetView, facts: ArrivalFacts, order: tuple[tuple[Rank, RequestId], ...], count_max: int
-) -> tuple[tuple[Rank, RequestId], ...]:
+    view: FleetView, facts: ArrivalFacts, order: tuple[Rank, ...], count_max: int
+) -> tuple[Rank, ...]:
     """Return what waits in its order, with some of what has come to wait."""
     waiting = set(view.waiting)
-    found = [each for each in order if each[1] in waiting]
+    found = [each for each in order if each[-1] in waiting]
     if len(found) < len(waiting):
-        known = {of for _, of in found}
-        fresh = [of for of in view.waiting if of not in known][:count_max]
-        for of in fresh:
-            insort(found, (Rank.of(facts.estimate(of), facts.priority(of)), of))
+        waiting.difference_update(each[-1] for each in found)
+        for of in islice((of for of in view.waiting if of in waiting), count_max):
+            length = facts.estimate(of)
+            insort(found, (-facts.priority(of), not length.made, -length.median, of))
     return tuple(found)
 
 
@@ -188,7 +189,7 @@ def _released(view: FleetView, facts: ArrivalFacts) -> list[ReleaseAction]:
 
 def _placed(
     fleet: _Fleet,
-    order: tuple[tuple[Rank, RequestId], ...],
+    order: tuple[Rank, ...],
     room: dict[str, int],
     held_since: Mapping[RequestId, float],
     limits: ArrivalLimits,
@@ -200,7 +201,7 @@ def _placed(
     if not order or all(left <= 0 for left in room.values()):
         return actions, held
     fleet.with_held = {name: copy(load) for name, load in fleet.loads.items()}
-    for _, of in order:
+    for *_, of in order:
         if all(left <= 0 for left in room.values()):
             break
         since = held_since.get(of, now)

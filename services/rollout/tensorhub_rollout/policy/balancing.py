@@ -18,6 +18,7 @@ Migrate, continuously:
 """
 
 from collections.abc import Mapping
+from heapq import heapify, heappop, heappush
 from typing import Final
 
 import msgspec
@@ -32,6 +33,8 @@ from tensorhub_rollout.policy.view import (
 )
 
 PLATEAU_STEP_MIN: Final = 2
+PLACED_MAX: Final = 1024
+"""Limit of the requests that one look places, so that it is short in a fleet of any size."""
 
 
 class BalancingLimits(msgspec.Struct, frozen=True):
@@ -62,33 +65,67 @@ def released(view: FleetView) -> tuple[ReleaseAction, ...]:
 
 
 def _select(view: FleetView, limits: BalancingLimits) -> tuple[PlaceAction, ...]:
-    takers = {each.runner: each for each in view.instances if each.takes_more}
-    pending = {runner: len(each.pending) for runner, each in takers.items()}
-    any_version = [runner for runner, each in takers.items() if not view.is_kept_back(each)]
+    shortest = _ShortestQueue(view)
     actions: list[PlaceAction] = []
     is_full = False
     for request in view.waiting:
-        is_pinned = request in view.pinned
-        if is_full and not is_pinned:
+        version = view.pinned.get(request)
+        if len(actions) >= PLACED_MAX:
+            break
+        if is_full and version is None:
             continue
-        fitting = [name for name in pending if view.fits(request, takers[name])] if is_pinned else any_version
-        runner = min(fitting, key=lambda name: (pending[name], name), default=None)
-        if runner is None or pending[runner] >= limits.pending_max:
+        count, runner = shortest.of(version)
+        if runner is None or count >= limits.pending_max:
             # Those that are for another version alone may run elsewhere.
-            is_full = is_full or not is_pinned
+            is_full = is_full or version is None
             if is_full and not view.pinned:
                 break
             continue
         if request in view.alone:
-            if not pending[runner]:
+            if not count:
                 actions.append(PlaceAction(request, runner, "nothing is pending there, and it is tried alone"))
             # Nothing else is placed there, so that it is free for this one soon.
-            pending[runner] = limits.pending_max
+            shortest.set(runner, limits.pending_max)
             continue
-        reason = f"it has the fewest pending: {pending[runner]} of at most {limits.pending_max}"
+        reason = f"it has the fewest pending: {count} of at most {limits.pending_max}"
         actions.append(PlaceAction(request, runner, reason))
-        pending[runner] += 1
+        shortest.set(runner, count + 1)
     return tuple(actions)
+
+
+class _ShortestQueue:
+    """Which instance has the fewest pending, as requests are placed."""
+
+    def __init__(self, view: FleetView) -> None:
+        self._takers = {each.runner: each for each in view.instances if each.takes_more}
+        self._pending = {runner: len(each.pending) for runner, each in self._takers.items()}
+        self._kept_back = {runner for runner, each in self._takers.items() if view.is_kept_back(each)}
+        self._heaps: dict[int | None, list[tuple[int, str]]] = {}
+        """By the version that requests are for alone, or None: where they may go. Some numbers have changed since."""
+
+    def of(self, version: int | None) -> tuple[int, str | None]:
+        """Return the fewest pending of where requests for this version alone, or for any, may go; and where that is."""
+        if version not in self._heaps:
+            found = [(self._pending[name], name) for name, each in self._takers.items() if self._fits(version, each)]
+            heapify(found)
+            self._heaps[version] = found
+        heap = self._heaps[version]
+        while heap:
+            count, runner = heap[0]
+            if count == self._pending[runner]:
+                return count, runner
+            heappop(heap)
+        return 0, None
+
+    def set(self, runner: str, count: int) -> None:
+        """Take how many are pending on an instance now."""
+        self._pending[runner] = count
+        for version in {None, self._takers[runner].version} & self._heaps.keys():
+            if self._fits(version, self._takers[runner]):
+                heappush(self._heaps[version], (count, runner))
+
+    def _fits(self, version: int | None, instance: InstanceView) -> bool:
+        return instance.runner not in self._kept_back if version is None else instance.version == version
 
 
 def _migrate(view: FleetView, plateaus: Mapping[str, int]) -> tuple[MoveAction, ...]:

@@ -1,7 +1,7 @@
 """StreamRL's placement (arXiv 2504.15930, section 4.3): the longest responses on instances of their own. Pure.
 
-The open requests with the longest predicted responses are the tail (`skew.tail_of`), and as many instances serve it as
-end all soonest (`skew.divided`). Requests wait at the manager until an instance of their part has fewer than
+The open requests with the longest predicted responses are the tail (`skew.TAIL_SHARE`), and as many instances serve it
+as end all soonest (`skew.divided`). Requests wait at the manager until an instance of their part has fewer than
 `pending_max` pending, the longest first, each for the one with the least to do. So the division follows what is left of
 a step: when short responses are done, all instances serve the tail. An instance without any work takes of both parts.
 
@@ -10,66 +10,51 @@ request that is for one version alone goes where that is, whatever part it is of
 version counts for no part.
 
 What runs stays where it is; only an instance whose machine goes away gives its requests back. Until the steps of an
-engine were measured, a step is taken to last as long for one request as for many.
+engine were measured, a step is taken to last as long for one request as for many. With more open requests than
+`ranking.SAMPLE_MAX`, a sample of them says what is long.
 """
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping
-from heapq import merge
-from typing import Final
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from heapq import heapify, heappop, heappush, merge
+from typing import Final, Literal
 
 import msgspec
 
 from tensorhub_common.protocol.rollout.entries import RequestId
-from tensorhub_rollout.policy.balancing import BalancingLimits, released
+from tensorhub_rollout.policy.balancing import PLACED_MAX, BalancingLimits, released
 from tensorhub_rollout.policy.lengths import LengthEstimate
 from tensorhub_rollout.policy.plateau import StepModel
-from tensorhub_rollout.policy.skew import REST_QUANTILE, TAIL_QUANTILE, Fleet, Part, divided, tail_of
+from tensorhub_rollout.policy.ranking import Expected, Rank, Sampled, looked_at, sampled
+from tensorhub_rollout.policy.skew import REST_QUANTILE, TAIL_QUANTILE, TAIL_SHARE, Fleet, Part, divided
 from tensorhub_rollout.policy.view import Action, FleetView, InstanceView, PlaceAction
 
 DIVIDED_S: Final = 1.0
-"""How often a fleet is divided anew: it takes some 20 ms with 10,000 open requests."""
+"""How often a fleet is divided anew."""
 _UNMEASURED: Final = StepModel(1.0, 0.0, 0.0)
 
-
-class Rank(msgspec.Struct, frozen=True, order=True):
-    """When a waiting request is placed: lower ranks first."""
-
-    less_urgent: int
-    is_new: bool
-    less_long: float
-    left: float
-    """How many tokens are to be made, by prediction."""
-
-    @classmethod
-    def of(cls, length: LengthEstimate, priority: int) -> "Rank":
-        """Return the rank of a request."""
-        size = length.median
-        return cls(-priority, not length.made, -size, max(1.0, size - length.made))
-
-    @property
-    def size(self) -> float:
-        """How long its response will be, in tokens."""
-        return -self.less_long
+Side = Literal["tail", "rest"] | int
+"""What a request is of: one of the parts, or those that are for this version alone."""
 
 
 class Pools(msgspec.Struct, frozen=True):
-    """How the fleet is divided, and what was found then."""
+    """How the fleet is divided, and what is expected of requests."""
 
     tail: frozenset[str] = frozenset()
     """Which instances serve the tail."""
-    tail_requests: frozenset[RequestId] = frozenset()
-    """The tail. Of what has come since, it is what is longer than all others."""
-    rest_longest: float = math.inf
-    """The longest predicted length, in tokens, of what is not of the tail."""
+    tail_least: tuple[float, RequestId] = (-math.inf, RequestId(0, 0))
+    """The last request of the tail: less its length, and which. As long ones submitted later are not of it."""
     among: frozenset[str] = frozenset()
     """The instances that were divided."""
     divided_at: float = -math.inf
-    load: Mapping[str, float] = {}
-    """How many tokens each instance is still to make, by prediction."""
-    order: Mapping[RequestId, Rank] = {}
-    """What waited, in the order in which it is to be placed."""
+    expected: Expected = Expected()
+
+    @property
+    def load(self) -> Mapping[str, float]:
+        """How many tokens each instance is still to make, by prediction."""
+        return self.expected.load
 
 
 def dispatch(
@@ -86,55 +71,29 @@ def dispatch(
     The fleet is divided anew every `DIVIDED_S`, and where instances have come or gone.
     """
     takers = [each for each in view.instances if each.takes_more and not view.is_kept_back(each)]
-    if pools.among != {each.runner for each in takers} or now - pools.divided_at >= DIVIDED_S:
-        pools = _divided(view, takers, estimate, steps, pools, priority, now)
-    placed = list[PlaceAction]()
-    has_room = any(each.takes_more and len(each.pending) < limits.pending_max for each in view.instances)
-    if has_room and view.waiting:
-        placed, load = _placed(view, estimate, priority, pools, limits)
-        pools = msgspec.structs.replace(pools, load=load)
-    return (*released(view), *placed), pools
+    is_due = pools.among != {each.runner for each in takers} or now - pools.divided_at >= DIVIDED_S
+    # A look that divides does not renew what is expected, so that none takes long.
+    expected = looked_at(view, pools.expected, estimate, priority, is_renewed=not is_due)
+    if is_due:
+        pools = _divided(takers, expected, steps, pools, now)
+    placed = _placed(view, expected, pools, _Room(view, expected.load, pools.tail, limits))
+    for each in placed:
+        expected.forget(each.request)
+    return (*released(view), *placed), msgspec.structs.replace(pools, expected=expected)
 
 
 def _divided(
-    view: FleetView,
-    takers: list[InstanceView],
-    estimate: Callable[[RequestId], LengthEstimate],
-    steps: Mapping[str, StepModel],
-    pools: Pools,
-    priority: Callable[[RequestId], int],
-    now: float,
+    takers: list[InstanceView], expected: Expected, steps: Mapping[str, StepModel], pools: Pools, now: float
 ) -> Pools:
     """Return how the fleet is divided for all that is open."""
-    there = (of for each in view.instances for of in (*each.executing, *each.pending))
-    lengths = {of: estimate(of) for of in (*view.waiting, *there)}
-    requests = [*lengths]
-    size = {of: lengths[of].median for of in requests}
-    tail = {requests[at] for at in tail_of([*size.values()])}
+    sample, each_is = sampled(expected)
+    size = math.ceil(TAIL_SHARE * len(sample))
+    tail, rest = sample[:size], sample[size:]
     fleet = Fleet(len(takers), min((max(1, each.slots) for each in takers), default=1), _steps_of(takers, steps))
-    count = divided(
-        _part([of for of in requests if of in tail], lengths, TAIL_QUANTILE),
-        _part([of for of in requests if of not in tail], lengths, REST_QUANTILE),
-        fleet,
-    ).tail_instances
-    chosen = _tail_instances(takers, pools, count, size, tail)
-    rest_longest = max((size[of] for of in requests if of not in tail), default=math.inf)
-    left = {of: max(1.0, size[of] - lengths[of].made) for of in requests}
-    load = {each.runner: sum(left[of] for of in (*each.executing, *each.pending)) for each in view.instances}
-    order = _ordered(view.waiting, lengths.__getitem__, priority)
+    count = divided(_part(tail, each_is, TAIL_QUANTILE), _part(rest, each_is, REST_QUANTILE), fleet).tail_instances
+    least = tail[-1][:2] if tail else Pools().tail_least
     among = frozenset(each.runner for each in takers)
-    return Pools(chosen, frozenset(tail), rest_longest, among, now, load, order)
-
-
-def _ordered(
-    waiting: Iterable[RequestId],
-    estimate: Callable[[RequestId], LengthEstimate],
-    priority: Callable[[RequestId], int],
-) -> dict[RequestId, Rank]:
-    """Return the ranks of requests, in their order."""
-    ranks = [(of, Rank.of(estimate(of), priority(of))) for of in waiting]
-    ranks.sort(key=lambda each: each[1])
-    return dict(ranks)
+    return Pools(_tail_instances(takers, pools, count, tail), least, among, now)
 
 
 def _steps_of(takers: list[InstanceView], steps: Mapping[str, StepModel]) -> StepModel:
@@ -143,70 +102,148 @@ def _steps_of(takers: list[InstanceView], steps: Mapping[str, StepModel]) -> Ste
     return steps[sorted(known)[len(known) // 2][1]] if known else _UNMEASURED
 
 
-def _part(requests: list[RequestId], lengths: Mapping[RequestId, LengthEstimate], share: float) -> Part:
-    """Return the part that these requests are: the length that stands for them is what is left to be made."""
-    if not requests:
+def _part(sample: Sequence[Sampled], each_is: float, share: float) -> Part:
+    """Return the part that these stand for: the length that stands for all is what is left to be made."""
+    if not sample:
         return Part(0, 0.0)
-    left = sorted(max(1.0, lengths[of].median - lengths[of].made) for of in requests)
+    left = sorted(each.left for each in sample)
     at = min(len(left) - 1, int(share * len(left)))
-    return Part(len(requests), left[at], statistics.fmean(lengths[of].median for of in requests))
+    return Part(round(each_is * len(sample)), left[at], -statistics.fmean(each.shortness for each in sample))
 
 
-def _tail_instances(
-    takers: list[InstanceView], pools: Pools, count: int, size: Mapping[RequestId, float], tail: set[RequestId]
-) -> frozenset[str]:
+def _tail_instances(takers: list[InstanceView], pools: Pools, count: int, tail: Sequence[Sampled]) -> frozenset[str]:
     """Return which instances serve the tail: first those that did, then those on which most of it is."""
+    on_it: dict[str, float] = {}
+    for each in tail:
+        on_it[each.runner] = on_it.get(each.runner, 0.0) + each.shortness
 
     def order(each: InstanceView) -> tuple[bool, float, str]:
-        on_it = sum(size[of] for of in (*each.executing, *each.pending) if of in tail)
-        return each.runner not in pools.tail, -on_it, each.runner
+        return each.runner not in pools.tail, on_it.get(each.runner, 0.0), each.runner
 
     return frozenset(each.runner for each in sorted(takers, key=order)[:count])
 
 
-def _placed(
-    view: FleetView,
-    estimate: Callable[[RequestId], LengthEstimate],
-    priority: Callable[[RequestId], int],
-    pools: Pools,
-    limits: BalancingLimits,
-) -> tuple[list[PlaceAction], dict[str, float]]:
-    """Return what to place, and what each instance is to make with it."""
-    by_name = {each.runner: each for each in view.instances if each.takes_more}
-    room = {name: limits.pending_max - len(each.pending) for name, each in by_name.items()}
-    load = {name: pools.load.get(name, 0.0) for name in by_name}
-    every = {name for name, each in by_name.items() if not view.is_kept_back(each)}
-    tail = pools.tail & every
-    rest = every - tail
-    idle = {name for name in every if not (by_name[name].executing or by_name[name].pending)}
-    waiting = set(view.waiting)
-    fresh = _ordered((of for of in view.waiting if of not in pools.order), estimate, priority)
-    known = ((of, rank) for of, rank in pools.order.items() if of in waiting)
+def _placed(view: FleetView, expected: Expected, pools: Pools, room: "_Room") -> list[PlaceAction]:
+    """Return what to place, and count it in `room`."""
     actions: list[PlaceAction] = []
-    for of, rank in merge(fresh.items(), known, key=lambda each: each[1]):
-        if all(left <= 0 for left in room.values()):
+    full: set[Side] = set()
+    for rank, side in _in_order(expected, pools.tail_least, full):
+        if len(actions) >= PLACED_MAX:
             break
-        is_tail = of in pools.tail_requests or (of in fresh and rank.size > pools.rest_longest)
-        is_alone = of in view.alone
-        if of in view.pinned:
-            part = [name for name, each in by_name.items() if view.fits(of, each)]
-        else:
-            part = [*((tail if is_tail else rest) or every)]
-        least = limits.pending_max if is_alone else 1
-        # An instance without work is of use to the other part too.
-        free = [name for name in part if room[name] >= least] or [
-            name for name in idle if room[name] >= least and of not in view.pinned
-        ]
-        if not free:
-            if is_alone and part:
-                # Nothing else is placed where it could go, so that nothing is pending there soon.
-                room[max(part, key=lambda name: (room[name], name))] = 0
+        of = rank[3]
+        if side in full or of not in expected.waiting:
             continue
-        runner = min(free, key=lambda name: (load[name], name))
+        is_alone = of in view.alone
+        runner = room.found_alone(side) if is_alone else room.found(side)
+        if runner is None:
+            if not is_alone:
+                full.add(side)
+            continue
+        is_tail = (rank[2], of) <= pools.tail_least
         which = "the tail" if is_tail else "the rest"
-        actions.append(PlaceAction(of, runner, f"about {rank.size:.0f} tokens, of {which}: it has the least to do"))
-        # Nothing else is placed beside one that may kill its instance.
-        room[runner] = 0 if is_alone else room[runner] - 1
-        load[runner] += rank.left
-        idle.discard(runner)
-    return actions, load
+        actions.append(PlaceAction(of, runner, f"about {-rank[2]:.0f} tokens, of {which}: it has the least to do"))
+        room.take(runner, expected.ranked[of].left, is_alone=is_alone)
+    return actions
+
+
+def _in_order(expected: Expected, tail_least: tuple[float, RequestId], full: set[Side]) -> Iterator[tuple[Rank, Side]]:
+    """Yield requests in the order in which they are to be placed; none of what has become `full` meanwhile."""
+    streams: list[Iterator[tuple[Rank, Side]]] = []
+    for version, ranks in expected.ordered.items():
+        streams.append(_of_any(ranks, tail_least, full) if version is None else _of_version(ranks, version, full))
+    return merge(*streams)
+
+
+def _of_any(ranks: Sequence[Rank], tail_least: tuple[float, RequestId], full: set[Side]) -> Iterator[tuple[Rank, Side]]:
+    """Yield those of both parts. Of what is equally urgent the tail comes first, so that either is left out at once."""
+    at = 0
+    while at < len(ranks):
+        rank = ranks[at]
+        side: Side = "tail" if rank[2:] <= tail_least else "rest"
+        if side not in full:
+            yield rank, side
+            at += 1
+        elif side == "tail":
+            at = bisect_right(ranks, (*rank[:2], *tail_least), at)
+        else:
+            at = bisect_left(ranks, (*rank[:2], math.inf, rank[3]), at)
+
+
+def _of_version(ranks: Sequence[Rank], version: int, full: set[Side]) -> Iterator[tuple[Rank, Side]]:
+    for rank in ranks:
+        if version in full:
+            return
+        yield rank, version
+
+
+class _Room:
+    """Where there is room, and who has the least to do, as requests are placed."""
+
+    def __init__(self, view: FleetView, load: dict[str, float], tail: frozenset[str], limits: BalancingLimits) -> None:
+        self._pending_max = limits.pending_max
+        self._instances = {each.runner: each for each in view.instances if each.takes_more}
+        self._room = {name: limits.pending_max - len(each.pending) for name, each in self._instances.items()}
+        self._load = load
+        """What each has to do, with what is placed."""
+        every = {name for name, each in self._instances.items() if not view.is_kept_back(each)}
+        self._idle = {name for name in every if not (self._instances[name].executing or self._instances[name].pending)}
+        self._tail, rest = every & tail, every - tail
+        self._names: dict[Side, set[str]] = {"tail": self._tail or rest, "rest": rest or self._tail}
+        self._every = every
+        self._heaps: dict[Side | Literal["idle"], list[tuple[float, str]]] = {"idle": self._heap(self._idle)}
+
+    def found(self, side: Side) -> str | None:
+        """Return where a request goes; None: there is no room."""
+        runner = self._least(side)
+        # An instance without work is of use to the other part too.
+        return self._least("idle") if runner is None and isinstance(side, str) else runner
+
+    def found_alone(self, side: Side) -> str | None:
+        """Return where nothing is pending; None: nowhere, and nothing else is placed where that may be soon."""
+        names = self._of(side)
+        free = [name for name in names if self._room[name] >= self._pending_max]
+        if not free and isinstance(side, str):
+            free = [name for name in self._idle if self._room[name] >= self._pending_max]
+        if free:
+            return min(free, key=lambda name: (self._load[name], name))
+        if names:
+            self._room[max(names, key=lambda name: (self._room[name], name))] = 0
+        return None
+
+    def take(self, runner: str, left: float, *, is_alone: bool) -> None:
+        """Count a request that is placed; nothing else is placed beside one that may kill its instance."""
+        self._room[runner] = 0 if is_alone else self._room[runner] - 1
+        self._load[runner] += left
+        self._idle.discard(runner)
+        if self._room[runner] <= 0:
+            return
+        sides: list[Side] = ["tail" if runner in self._tail else "rest"] if runner in self._every else []
+        version = self._instances[runner].version
+        if version is not None:
+            sides.append(version)
+        for side in sides:
+            if side in self._heaps:
+                heappush(self._heaps[side], (self._load[runner], runner))
+
+    def _least(self, side: Side | Literal["idle"]) -> str | None:
+        """Return the instance with the least to do; what stands in a heap with another load has changed since."""
+        if side not in self._heaps and side != "idle":
+            self._heaps[side] = self._heap(self._of(side))
+        heap = self._heaps[side]
+        while heap:
+            load, name = heap[0]
+            if self._room[name] > 0 and load == self._load[name]:
+                return name
+            heappop(heap)
+        return None
+
+    def _of(self, side: Side) -> set[str]:
+        """Return the instances that a request may go to."""
+        if side not in self._names:
+            self._names[side] = {name for name, each in self._instances.items() if each.version == side}
+        return self._names[side]
+
+    def _heap(self, names: set[str]) -> list[tuple[float, str]]:
+        found = [(self._load[name], name) for name in names if self._room[name] > 0]
+        heapify(found)
+        return found

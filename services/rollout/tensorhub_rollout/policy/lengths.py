@@ -36,6 +36,12 @@ _VARIANCE_MIN: Final = 1e-6
 """Lengths that were equal so far may differ."""
 NEWTON_STEPS: Final = 4
 """From the mean without them, what still runs moves the mean by less than a hundredth of a deviation behind these."""
+NEWTON_ENDS: Final = 0.01
+"""Nor does it go on once a step has moved the mean by less than this part of a deviation."""
+_TELLS_MIN: Final = -3.0
+"""What is longer than so many deviations from the mean tells something: it is known of 99.9 % anyway."""
+_SQRT_2: Final = math.sqrt(2)
+_ROOT: Final = math.sqrt(math.pi / 2)
 
 
 class LengthLimits(msgspec.Struct, frozen=True):
@@ -102,7 +108,7 @@ class LengthEstimate(msgspec.Struct, frozen=True):
     @property
     def median(self) -> float:
         """The length that it exceeds as likely as not."""
-        return self.quantile(0.5)
+        return self.quantile(0.5) if self.made else math.exp(self.mean)
 
 
 @dataclass(slots=True)
@@ -200,7 +206,7 @@ class LengthModel:
 
 
 def _share_above(deviations: float) -> float:
-    return 0.5 * math.erfc(deviations / math.sqrt(2))
+    return 0.5 * math.erfc(deviations / _SQRT_2)
 
 
 def _moment(mean: float, deviation: float, power: int, first: float, last: float) -> float:
@@ -224,11 +230,17 @@ def _quantile(mean: float, deviation: float, made: int, share: float) -> float:
 def _with_running(total: float, weight: float, deviation: float, cuts: list[float]) -> tuple[float, float]:
     """Return the mean and its precision once it is known that values are above `cuts`, from those before."""
     mean, precision = total / weight, weight
-    for _ in range(NEWTON_STEPS):
-        slopes = [_slopes((cut - mean) / deviation) for cut in cuts]
-        slope = total - weight * mean + sum(first for first, _ in slopes) / deviation
-        precision = weight + sum(second for _, second in slopes) / deviation**2
+    # The mean only grows by them, so that what tells nothing at first tells nothing at all.
+    telling = [cut for cut in cuts if cut > mean + _TELLS_MIN * deviation]
+    for _ in range(NEWTON_STEPS if telling else 0):
+        slope, precision = total - weight * mean, weight
+        for cut in telling:
+            first, second = _slopes((cut - mean) / deviation)
+            slope += first / deviation
+            precision += second / deviation**2
         mean += slope / precision
+        if abs(slope) < NEWTON_ENDS * deviation * precision:
+            break
     return mean, precision
 
 
@@ -237,5 +249,5 @@ def _slopes(cut: float) -> tuple[float, float]:
 
     The second one is without its sign, between 0 (nothing is known by it) and 1 (it is as good as a value).
     """
-    hazard = cut + 1 / cut if cut > _CUT_MAX else _STANDARD.pdf(cut) / _share_above(cut)
+    hazard = cut + 1 / cut if cut > _CUT_MAX else math.exp(-0.5 * cut * cut) / (_ROOT * math.erfc(cut / _SQRT_2))
     return hazard, min(1.0, max(0.0, hazard * (hazard - cut)))

@@ -12,7 +12,7 @@ of the paper their times are added: `TimesCount.SUM`.
 """
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_left
 from enum import StrEnum
 from typing import Final
 
@@ -73,19 +73,22 @@ def divided(tail: Part, rest: Part, fleet: Fleet, how: TimesCount = TimesCount.L
     if fleet.instances <= 1:
         both = sum(seconds_of(part, fleet.instances, fleet.slots, fleet.steps) for part in (tail, rest))
         return Division(0, both)
-    found = Division(0, math.inf)
-    for count in range(fleet.instances + 1):
-        times = (
-            seconds_of(tail, count, fleet.slots, fleet.steps),
-            seconds_of(rest, fleet.instances - count, fleet.slots, fleet.steps),
+    counts = range(fleet.instances + 1)
+
+    def of_tail(count: int) -> float:
+        return seconds_of(tail, count, fleet.slots, fleet.steps)
+
+    def of_rest(count: int) -> float:
+        return seconds_of(rest, fleet.instances - count, fleet.slots, fleet.steps)
+
+    if how is TimesCount.SUM:
+        return min(
+            (Division(count, of_tail(count) + of_rest(count)) for count in counts), key=lambda each: each.seconds
         )
-        seconds = max(times) if how is TimesCount.LATER else sum(times)
-        if seconds < found.seconds:
-            found = Division(count, seconds)
+    # With more instances the tail takes no longer, and the rest no shorter: the best is where one overtakes the other.
+    over = bisect_left(counts, 1, key=lambda count: of_tail(count) <= of_rest(count))
+    found = Division(over, of_rest(over)) if over < len(counts) else Division(0, math.inf)
+    if over and of_tail(over - 1) <= found.seconds:
+        seconds = of_tail(over - 1)
+        found = Division(bisect_left(counts, 1, key=lambda count: of_tail(count) <= seconds), seconds)
     return found
-
-
-def tail_of(lengths: Sequence[float]) -> frozenset[int]:
-    """Return which requests are the tail, by their place: of equal ones, those that come first."""
-    longest = sorted(range(len(lengths)), key=lambda at: (-lengths[at], at))
-    return frozenset(longest[: math.ceil(TAIL_SHARE * len(lengths))])

@@ -4,14 +4,16 @@ import math
 from collections.abc import Callable, Mapping
 from itertools import count, product
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorhub_common.protocol.rollout.entries import RequestId
-from tensorhub_rollout.policy.balancing import BalancingLimits
+from tensorhub_rollout.policy.balancing import PLACED_MAX, BalancingLimits
 from tensorhub_rollout.policy.dispatch import DIVIDED_S, Pools, dispatch
 from tensorhub_rollout.policy.lengths import Knowledge, LengthEstimate
 from tensorhub_rollout.policy.plateau import StepModel
+from tensorhub_rollout.policy.ranking import LOOKS_A_ROUND, NEW_MAX, SAMPLE_MAX, Expected, looked_at, sampled
 from tensorhub_rollout.policy.view import FleetView, InstanceView, PlaceAction, ReleaseAction
 
 LIMITS = BalancingLimits(pending_max=100)
@@ -72,9 +74,9 @@ def test_a_fleet_is_divided_anew_after_a_while_and_where_instances_come_or_go() 
     everything, tail = FleetView((*long, *short), idle("a", "b"), 1), FleetView(long, idle("a", "b"), 1)
     _, first = dispatch(everything, known(tokens), {}, Pools(), LIMITS, flat, 5.0)
     assert (first.among, first.divided_at) == (frozenset("ab"), 5.0)
-    assert first.tail_requests == {*long}
+    assert first.tail_least[1] == long[-1]
     _, then = dispatch(tail, known(tokens), {}, first, LIMITS, flat, 5.0 + DIVIDED_S / 2)
-    assert (then.tail, then.tail_requests, then.divided_at) == (first.tail, first.tail_requests, 5.0)
+    assert (then.tail, then.tail_least, then.divided_at) == (first.tail, first.tail_least, 5.0)
     _, again = dispatch(tail, known(tokens), {}, first, LIMITS, flat, 5.0 + DIVIDED_S)
     assert again.divided_at == 5.0 + DIVIDED_S
     _, other = dispatch(FleetView(long, idle("a"), 1), known(tokens), {}, first, LIMITS, flat, 5.1)
@@ -125,12 +127,12 @@ def test_what_has_come_since_takes_its_place_and_what_is_placed_counts_until_the
     actions, pools = dispatch(view, known(tokens), {}, Pools(), limits, flat, 0.0)
     assert [each.request for each in actions if isinstance(each, PlaceAction)] == [known_ones[2]]
     assert 299 < pools.load["a"] < 301
-    view = FleetView((*known_ones[:2], *late), idle("a"), 1)
+    view = FleetView((*known_ones[:2], *late), (InstanceView("a", 8, (), known_ones[2:]),), 1)
     actions, pools = dispatch(view, known(tokens), {}, pools, limits, flat, 0.1)
     assert [each.request for each in actions if isinstance(each, PlaceAction)] == [*late]
     assert 699 < pools.load["a"] < 701
-    full = FleetView(known_ones[:2], (InstanceView("a", 8, late, ()),), 1)
-    assert dispatch(full, known(tokens), {}, pools, limits, flat, 0.2) == ((), pools)
+    full = FleetView(known_ones[:2], (InstanceView("a", 8, late, known_ones[2:]),), 1)
+    assert dispatch(full, known(tokens), {}, pools, limits, flat, 0.2)[0] == ()
 
 
 def test_where_all_are_expected_to_be_equal_the_whole_fleet_works() -> None:
@@ -138,15 +140,18 @@ def test_where_all_are_expected_to_be_equal_the_whole_fleet_works() -> None:
     new = requests(100)
     view = FleetView(new, idle("a", "b", "c", "d"), 1)
     actions, pools = dispatch(view, known(dict.fromkeys(new, 256.0)), {}, Pools(), LIMITS, flat, 0.0)
-    assert len(pools.tail_requests) == 20
-    assert {each.runner for each in actions if isinstance(each, PlaceAction)} == set("abcd")
+    placed = [each for each in actions if isinstance(each, PlaceAction)]
+    assert {each.runner for each in placed} == set("abcd")
+    tail = [each for each in placed if "of the tail" in each.reason]
+    assert len(tail) == 20
+    assert {each.runner for each in tail} == pools.tail
 
 
 def test_an_instance_without_work_takes_of_the_other_part() -> None:
-    long, short = requests(1), requests(9)
-    tokens = dict.fromkeys(long, 1000.0) | dict.fromkeys(short, 10.0)
-    pools = Pools(frozenset("a"), frozenset(long), 20.0, frozenset("ab"), 0.0)
-    busy = InstanceView("b", 8, requests(1), ())
+    long, short, at_work = requests(1), requests(9), requests(1)
+    tokens = dict.fromkeys(long, 1000.0) | dict.fromkeys((*short, *at_work), 10.0)
+    pools = Pools(frozenset("a"), (-20.0, long[0]), frozenset("ab"), 0.0)
+    busy = InstanceView("b", 8, at_work, ())
     limits = BalancingLimits(pending_max=1)
     view = FleetView(short, (*idle("a"), busy), 1)
     placed = dispatch(view, known(tokens), {}, pools, limits, flat, 0.1)[0]
@@ -193,12 +198,62 @@ def test_what_is_pinned_and_tried_alone_makes_room_where_its_version_is() -> Non
     assert [(each.request, each.runner) for each in actions if isinstance(each, PlaceAction)] == [(other, "new")]
 
 
+def test_a_look_places_no_more_than_its_limit_and_those_that_are_estimated() -> None:
+    waiting = requests(3000)
+    fleet = idle(*(f"r{number:03}" for number in range(300)))
+    tokens = {of: 10.0 + at for at, of in enumerate(waiting)}
+    pools, placed, now = Pools(), list[PlaceAction](), 0.0
+    while len(placed) < len(waiting):
+        gone = {each.request for each in placed}
+        view = FleetView(tuple(of for of in waiting if of not in gone), fleet, 1)
+        actions, pools = dispatch(view, known(tokens), {}, pools, LIMITS, flat, now)
+        assert 0 < len(actions) <= PLACED_MAX
+        assert len(pools.expected.ranked) + len(actions) <= len(view.waiting)
+        placed += [each for each in actions if isinstance(each, PlaceAction)]
+        now += 0.02
+    assert {each.request for each in placed} == {*waiting}
+    assert [each.request for each in placed[:3]] == [*reversed(waiting[NEW_MAX - 3 : NEW_MAX])], "the first that came"
+
+
+def test_what_waits_is_ranked_anew_in_its_turn_and_what_is_gone_is_forgotten() -> None:
+    """No instance takes anything; one request of hundreds turns out to be the longest."""
+    waiting = requests(300)
+    tokens = dict.fromkeys(waiting, 100.0)
+    full = (InstanceView("a", 8, (), (), takes_more=False),)
+    expected, pools = None, Pools()
+    for number in range(2 * LOOKS_A_ROUND):
+        view = FleetView(waiting[: 300 - 100 * (number > 0)], full, 1)
+        _, pools = dispatch(view, known(tokens), {}, pools, LIMITS, flat, number / 1000)
+        expected = pools.expected
+        tokens[waiting[150]] = 5000.0
+    assert expected is not None
+    assert expected.ordered[None][0][3] == waiting[150]
+    assert expected.ranked.keys() == {*waiting[:200]}
+    assert sorted(each.rank for each in expected.ranked.values()) == expected.ordered[None]
+
+
+@given(st.integers(1, 4 * SAMPLE_MAX), st.integers(0, 3))
+def test_a_sample_stands_for_all(count: int, instances: int) -> None:
+    waiting, tokens = requests(count), dict[RequestId, float]()
+    there = tuple(InstanceView(f"r{at}", 8, (), requests(50)) for at in range(instances))
+    tokens = {of: 1.0 + at for at, of in enumerate((*waiting, *(of for each in there for of in each.executing)))}
+    expected, view = Expected(), FleetView(waiting, there, 1)
+    for _ in range(4):
+        expected = looked_at(view, expected, known(tokens), flat)
+    found, each_is = sampled(expected)
+    assert len({each.request for each in found}) == len(found) <= SAMPLE_MAX
+    assert each_is * len(found) == pytest.approx(len(tokens))
+    assert len(tokens) > SAMPLE_MAX or len(found) == len(tokens)
+    middle = -found[len(found) // 2].shortness
+    assert middle == pytest.approx(len(tokens) / 2, abs=0.1 * len(tokens) + 2)
+
+
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=6), st.integers(1, 3))
 def test_the_longest_first_ends_within_a_third_of_the_best(lengths: list[int], number: int) -> None:
     """Graham's bound (1969): what one part has to do, on instances that make one token at a time each."""
     waiting, names = requests(len(lengths)), "abc"[:number]
     tokens = dict(zip(waiting, map(float, lengths), strict=True))
-    pools = Pools(frozenset(), frozenset(), math.inf, frozenset(names), 0.0)
+    pools = Pools(among=frozenset(names), divided_at=0.0)
     actions, _ = dispatch(FleetView(waiting, idle(*names), 1), known(tokens), {}, pools, LIMITS, flat, 0.1)
     placed = {each.request: each.runner for each in actions if isinstance(each, PlaceAction)}
     assert placed.keys() == {*waiting}

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorhub_common.protocol.rollout.messages import EngineStep
-from tensorhub_rollout.policy.plateau import StepModel, fitted
+from tensorhub_rollout.policy.plateau import STEPS_KEPT, StepModel, StepSums, fitted
 
 
 def test_a_plateau_by_hand() -> None:
@@ -28,7 +28,7 @@ def test_the_steps_of_an_engine_give_its_model_again(
 ) -> None:
     true = StepModel(fixed_s, each_s, attention_s)
     steps = tuple(EngineStep(batch, context, true.seconds(batch, context)) for batch, context in drawn)
-    found = fitted(steps)
+    found = fitted(StepSums.of(steps))
     if found is None:
         assert len({batch for batch, _ in drawn}) == 1
         return
@@ -42,12 +42,31 @@ def test_the_steps_of_an_engine_give_its_model_again(
     ids=["none", "one-batch-size", "too-few"],
 )
 def test_where_too_little_was_measured_nothing_is_known(steps: tuple[EngineStep, ...]) -> None:
-    assert fitted(steps) is None
+    assert fitted(StepSums.of(steps)) is None
 
 
 @given(st.lists(st.builds(EngineStep, st.integers(1, 64), st.floats(0, 5000), st.floats(0, 2)), max_size=40))
 def test_whatever_was_measured_no_term_is_negative(steps: list[EngineStep]) -> None:
-    model = fitted(tuple(steps))
+    model = fitted(StepSums.of(steps))
     if model is not None:
         assert min(model.fixed_s, model.each_s, model.attention_s) >= 0
         assert 1 <= model.plateau(1000, 64) <= 64
+
+
+def test_the_latest_steps_count_in_blocks_and_those_before_them_no_more() -> None:
+    """An engine that was ten times slower at first is taken for what it is now."""
+    slow, fast = StepModel(0.1, 0.01, 0.0), StepModel(0.01, 0.001, 0.0)
+
+    def steps(model: StepModel, count: int) -> list[EngineStep]:
+        return [EngineStep(1 + at % 8, 100.0, model.seconds(1 + at % 8, 100.0)) for at in range(count)]
+
+    sums = StepSums.of(steps(slow, STEPS_KEPT))
+    sums.extend(steps(fast, STEPS_KEPT))
+    found = fitted(sums)
+    assert found is not None
+    assert fast.seconds(8, 0) < found.seconds(8, 0) < slow.seconds(8, 0), "both count"
+    sums.extend(steps(fast, 1))
+    found = fitted(sums)
+    assert found is not None
+    assert found.seconds(8, 0) == pytest.approx(fast.seconds(8, 0))
+    assert sums.context_tokens == pytest.approx(100.0)

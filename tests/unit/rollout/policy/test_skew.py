@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorhub_rollout.policy.plateau import StepModel
-from tensorhub_rollout.policy.skew import Fleet, Part, TimesCount, divided, seconds_of, tail_of
+from tensorhub_rollout.policy.skew import Fleet, Part, TimesCount, divided, seconds_of
 
 STEPS = StepModel(0.01, 0.001, 0.0)
 """A step takes 10 ms, and 1 ms for each request."""
@@ -54,11 +54,3 @@ def test_no_other_division_ends_earlier(tail: Part, rest: Part, fleet: Fleet, ho
         return join(halves)
 
     assert found.seconds == min(ends(count) for count in range(fleet.instances + 1)) == ends(found.tail_instances)
-
-
-@given(st.lists(st.floats(0, 1e6), max_size=60))
-def test_a_fifth_is_the_tail_and_nothing_else_is_longer(lengths: list[float]) -> None:
-    tail = tail_of(lengths)
-    assert len(tail) == math.ceil(len(lengths) / 5 - 1e-9)
-    rest = [each for at, each in enumerate(lengths) if at not in tail]
-    assert not rest or min(lengths[at] for at in tail) >= max(rest)
