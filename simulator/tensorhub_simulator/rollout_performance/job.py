@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from functools import partial
 from hashlib import sha256
 from random import Random
-from statistics import fmean
 from typing import Final
 
 import msgspec
@@ -32,7 +31,7 @@ from tensorhub_common.protocol.rollout.entries import (
 )
 from tensorhub_common.protocol.rollout.messages import TOKEN_BYTES, PublishedVersions, Sampling, VersionRule
 from tensorhub_common.protocol.rollout.questions import SeedingAnswer, SeedingQuestion, SeedingState
-from tensorhub_rollout.core.decisions import Decisions, Engines, PolicyLimits
+from tensorhub_rollout.core.decisions import Decisions, PolicyLimits
 from tensorhub_rollout.core.fold import GROUPS_MAX, fold
 from tensorhub_rollout.core.leader import Leader, LeaderLimits
 from tensorhub_rollout.core.leader_events import (
@@ -56,7 +55,6 @@ from tensorhub_rollout.core.leader_events import (
 )
 from tensorhub_rollout.core.outcomes import Attached, Ended, Outcome, Refused, Submitted
 from tensorhub_rollout.core.state import RolloutState
-from tensorhub_rollout.policy.plateau import SAMPLES_MIN
 from tensorhub_runner.core.runner_events import (
     AbortCame,
     AnswerAbort,
@@ -179,7 +177,7 @@ class JobRun:
             look_s=self._look_s,
         )
         self._leader = Leader(self._state, LOG, limits, 0.0)
-        self._decisions = Decisions(PolicyLimits(), _raise, self._measured)
+        self._decisions = Decisions(PolicyLimits(), _raise)
         self._append(Attach("main", MODEL, 0, "nonce", POLICIES.get(system, "rlboost")))
 
     def run(self) -> Report:
@@ -327,16 +325,6 @@ class JobRun:
             return (count,)
         sizes = len(instance.pending), len(instance.executing)
         return count, instance.version, instance.is_leaving, instance.has_reported, *sizes
-
-    def _measured(self, leader: Leader) -> Engines:
-        """Return what production measures of engines once it knows enough of one: here a fit is exact, and costs."""
-        step, slots = self._scenario.engine.step, self._scenario.engine.slots
-        known: dict[str, int] = {}
-        for runner, instance in leader.instances.items():
-            found = instance.measured
-            if len(found) >= SAMPLES_MIN and len({each.batch for each in found}) > 1:
-                known[runner] = step.plateau(fmean(each.context_tokens for each in found), slots)
-        return Engines(dict.fromkeys(known, step), known)
 
     def _hear(self, event: LeaderInput) -> None:
         """Give the leader an event that it answers nothing to."""
@@ -569,9 +557,7 @@ class JobRun:
             gain=trainer.seed_gain,
             initial_s=trainer.seed_first_s,
         )
-        return self._decisions.seeding(
-            self._leader, question, lambda _, version: f"root-{version}", self._agenda.now
-        )
+        return self._decisions.seeding(self._leader, question, lambda _, version: f"root-{version}", self._agenda.now)
 
     def _end_seeding(self, step: int) -> None:
         """Give what the trainer's engines have to others; it trains once they have nothing."""

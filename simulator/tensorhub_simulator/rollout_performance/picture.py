@@ -32,9 +32,7 @@ def draw(finding: Finding, path: Path) -> None:
     ]
     canvas = Canvas()
     first = drawn[0][1]
-    title = (
-        f"{finding.scenario.name}: the same {first.responses} responses with each; what ends further left is sooner"
-    )
+    title = f"{finding.scenario.name}: the same {first.responses} responses with each; what ends further left is sooner"
     canvas.text(LEFT, 24, title, size=16)
     canvas.y = 36
     _legend(canvas)

@@ -1,10 +1,11 @@
 """One seed: a job under faults, to its end."""
 
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from tensorhub_common.protocol.rollout.entries import PolicyName
 from tensorhub_common.protocol.rollout.messages import OnUpdate
 from tensorhub_simulator.rollouts.faults import GROUPS, Faults
 from tensorhub_simulator.rollouts.invariants import check
@@ -12,8 +13,9 @@ from tensorhub_simulator.rollouts.world import Chances, RolloutWorld
 
 END_S: Final = 120.0
 """Within so much virtual time every job is over: nothing hangs."""
-STREAMRL_EVERY: Final = 7
-"""In one seed of this number, StreamRL's policy places."""
+POLICIES: Final[Mapping[int, PolicyName]] = {0: "streamrl", 1: "rlboost", 3: "rlboost", 5: "rlboost"}
+"""Which policy places, by a seed's place in `POLICIES_EVERY`; the default one in all others."""
+POLICIES_EVERY: Final = 7
 POISONED_EVERY: Final = 9
 """In each so many seeds one, the first group kills each engine that begins it."""
 BOUNDED_EVERY: Final = 5
@@ -43,7 +45,7 @@ def run(seed: int) -> RolloutWorld:
         chances=Chances() if seed % PINNED_EVERY else Chances(pinned=0.8),
         # Of each mode some.
         mapped_memories=memories,
-        policy="streamrl" if seed % STREAMRL_EVERY == 0 else "arrival",
+        policy=POLICIES.get(seed % POLICIES_EVERY, "arrival"),
     )
     Faults(world, seed)
     world.run(lambda: world.is_over, END_S)

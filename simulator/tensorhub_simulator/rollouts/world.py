@@ -88,6 +88,7 @@ from tensorhub_rollout.core.outcomes import (
 )
 from tensorhub_rollout.core.state import RolloutState, decode_state, encode_state
 from tensorhub_rollout.policy.activation import ActivationLimits
+from tensorhub_rollout.policy.placing import ARRIVAL
 from tensorhub_rollout.policy.plateau import StepModel
 from tensorhub_runner.core.runner import Runner, RunnerLimits
 from tensorhub_runner.core.runner_events import (
@@ -443,7 +444,8 @@ class RolloutWorld:
         leader = manager.leader
         assert leader is not None
         assert manager.decisions is not None
-        pending_max = POLICIES.balancing.pending_max
+        placing = POLICIES.placing
+        pending_max = placing.arrival.pending_max if self.policy == ARRIVAL else placing.balancing.pending_max
         for wanted in manager.decisions.look(leader, MODEL, self.agenda.now):
             match wanted:
                 case Place(request=of, runner=runner):

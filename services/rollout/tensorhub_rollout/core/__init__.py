@@ -3,5 +3,5 @@
 `app` imports it, and the simulator drives it.
 
 Seams: `answers`, `decisions`, `fold`, `leader`, `leader_events`, `lengths`,
-`outcomes`, `response_story`, `state`, `transitions`.
+`outcomes`, `response_story`, `seeding_watch`, `state`, `transitions`, `version_arrivals`.
 """

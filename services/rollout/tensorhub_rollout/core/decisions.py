@@ -100,7 +100,7 @@ class Decisions:
     def seeding(
         self, leader: Leader, question: SeedingQuestion, root_of: Callable[[str, int], str], now: float
     ) -> SeedingAnswer:
-        """Say how long a trainer is to seed, and learn from the step that it has ended. `root_of` a model and version."""
+        """Say how long a trainer is to seed, and learn from its last step. `root_of` a model and version."""
         consumers = (each for each in leader.state.consumers.values() if each.attachment == question.attachment)
         model = next((each.model for each in consumers), None)
         is_watched = model is not None and self._watches_seeding(leader, model)

@@ -1,4 +1,4 @@
-"""When the newest version will be in an instance's memory: as its runner tells, or else as long as it took before. Pure.
+"""When the newest version will be in an instance's memory: as its runner tells, or as long as it took before. Pure.
 
 A runner tells how long its transfer will take, as fast as it goes now. Before it has begun to, an instance is expected
 to take as long as at its last version, counted from the publication; one of which that is not known takes as long as

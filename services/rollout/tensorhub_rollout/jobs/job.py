@@ -35,7 +35,7 @@ from tensorhub_common.protocol.rollout.questions import (
     SeedingQuestion,
 )
 from tensorhub_common.runtime.supervision import Supervisor, log_only
-from tensorhub_rollout.core.answers import answer_outcome, answer_ready, answer_seeding, has_ready
+from tensorhub_rollout.core.answers import answer_outcome, answer_ready, has_ready
 from tensorhub_rollout.core.decisions import Decisions, PolicyLimits
 from tensorhub_rollout.core.fold import fold
 from tensorhub_rollout.core.leader import Leader, LeaderLimits

@@ -9,8 +9,8 @@ with it (`finish_times`). Two terms can be switched off, each by itself:
 - Migration. A request moves from the instance that is done last to the one that is done first, where both are done
   sooner for it, by more than what it costs to compute its context there. Off: what runs stays until its instance goes.
 
-A look takes in what a few instances have to do, those first of which that is the longest known, and orders a few of the
-requests that have come to wait: so a look takes about as long with any number of open requests. What is placed counts at
+A look assesses what a few instances have to do, those first of which that is known longest, and orders a few of the
+requests that have come to wait. So it takes about as long with any number of open requests. What is placed counts at
 once. An instance whose machine goes away gives its requests back, those with the most tokens first: they are the
 dearest to lose.
 """
@@ -56,10 +56,10 @@ class ArrivalLimits(msgspec.Struct, frozen=True):
     """How often it is looked whether a request is to move."""
     moves_max: int = 2
     """Limit of the requests that move at one look."""
-    gain_s_min: float = 0.5
-    """A request moves only where all is done so much sooner."""
+    gap_s_min: float = 1.0
+    """A request moves only from an instance that is done so much later than another one."""
     price_factor: float = 2.0
-    """And so many times what its context takes to be computed again."""
+    """And only where both are done sooner for it by so many times what its context takes to be computed again."""
 
 
 class ArrivalState(msgspec.Struct, frozen=True):
@@ -160,9 +160,7 @@ def place_by_arrival(
     return (*_released(view, facts), *placed, *moved), ArrivalState(fleet.loads, order, held_since, moves_looked_at)
 
 
-def _ordered(
-    view: FleetView, facts: ArrivalFacts, order: tuple[Rank, ...], count_max: int
-) -> tuple[Rank, ...]:
+def _ordered(view: FleetView, facts: ArrivalFacts, order: tuple[Rank, ...], count_max: int) -> tuple[Rank, ...]:
     """Return what waits in its order, with some of what has come to wait."""
     waiting = set(view.waiting)
     found = [each for each in order if each[-1] in waiting]
@@ -225,7 +223,6 @@ def _place_one(
 ) -> PlaceAction | None:
     """Place a request; None: it waits for an instance that is done sooner with it, and counts there."""
     view, work, is_alone = fleet.view, fleet.work(of), of in fleet.view.alone
-    least = limits.pending_max if is_alone else 1
     by_arrival = limits.admits_by_arrival and fleet.is_measured and not is_alone and of not in view.pinned
     best: tuple[float, str] | None = None
     best_now: tuple[float, str] | None = None
@@ -235,12 +232,15 @@ def _place_one(
             continue
         found = (ready_s + fleet.with_held[name].finish_with_s(work, fleet.steps[name]), name)
         best = found if best is None else min(best, found)
-        if not ready_s and room[name] >= least:
+        if not ready_s and room[name] > 0 and not (is_alone and (each.pending or room[name] < _room(each, limits))):
             best_now = found if best_now is None else min(best_now, found)
     if best is None:
         return None
     if best_now is None or (best != best_now and may_hold):
         fleet.hold(best[1], work)
+        if is_alone:
+            # Nothing else is placed there, so that nothing is pending there soon.
+            room[best[1]] = 0
         return None
     finish_s, name = best_now
     fleet.add(name, work)
@@ -286,7 +286,7 @@ def _move_one(
     """Return the move after which both instances are done soonest; None: none is worth its price."""
     from_steps, to_steps = fleet.steps[source.runner], fleet.steps[target.runner]
     before_s = fleet.finish_s(source.runner)
-    if source is target or before_s - fleet.finish_s(target.runner) < limits.gain_s_min:
+    if source is target or before_s - fleet.finish_s(target.runner) < limits.gap_s_min:
         return None
     there = [(of, fleet.work(of)) for of in (*source.executing, *source.pending) if of not in gone]
     there.sort(key=lambda each: (-each[1].most, each[0]))
@@ -304,11 +304,11 @@ def _move_one(
         )
         after_s = max(rest.finish_s(from_steps), fleet.loads[target.runner].finish_with_s(work, to_steps))
         price_s = work.prefill_s(to_steps)
-        if before_s - after_s < limits.price_factor * price_s:
+        if after_s >= before_s or before_s - after_s < limits.price_factor * price_s:
             continue
         if best is None or (after_s, price_s) < best[:2]:
             best = (after_s, price_s, of, work, rest)
-    if best is None or before_s - best[0] < limits.gain_s_min:
+    if best is None:
         return None
     after_s, price_s, of, work, rest = best
     fleet.loads[source.runner] = rest

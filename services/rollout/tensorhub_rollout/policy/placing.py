@@ -54,8 +54,6 @@ def place(
         actions, arrival = place_by_arrival(view, facts, state.arrival, limits.arrival, now)
         return actions, PlacingState(state.pools, arrival)
     if policy == STREAMRL:
-        placed, pools = dispatch(
-            view, known.estimate, known.steps, state.pools, limits.balancing, known.priority, now
-        )
+        placed, pools = dispatch(view, known.estimate, known.steps, state.pools, limits.balancing, known.priority, now)
         return placed, PlacingState(pools, state.arrival)
     return balance(view, limits.balancing, known.plateaus), state

@@ -57,7 +57,7 @@ def of_no_model(leader: Leader) -> Engines:
     return Engines({runner: Unknown(1.0, 0.0, 0.0) for runner in leader.instances})
 
 
-@pytest.mark.parametrize("policy", ["arrival", "streamrl"])
+@pytest.mark.parametrize("policy", ["arrival", "rlboost", "streamrl"])
 def test_a_policy_places_what_waits(policy: PolicyName) -> None:
     faults: list[str] = []
     decisions = Decisions(PolicyLimits(), lambda what, _: faults.append(what))
@@ -65,13 +65,13 @@ def test_a_policy_places_what_waits(policy: PolicyName) -> None:
     assert not faults
 
 
-def test_the_default_policy_places_where_another_one_fails_and_it_is_said_once() -> None:
+def test_rlboosts_policy_places_where_another_one_fails_and_it_is_said_once() -> None:
     faults: list[str] = []
     decisions = Decisions(PolicyLimits(), lambda what, _: faults.append(what), of_no_model)
     leader = leader_of("streamrl")
     for now in (0.1, 5.0):
         assert PLACED in decisions.look(leader, "policy", now)
-    assert faults == ["placing by policy 'streamrl', which 'arrival' replaces from now on,"]
+    assert faults == ["placing by policy 'streamrl', which 'rlboost' replaces from now on,"]
 
 
 def test_requests_are_placed_though_engines_can_not_be_measured() -> None:
@@ -81,16 +81,16 @@ def test_requests_are_placed_though_engines_can_not_be_measured() -> None:
     assert faults == ["measuring engines"]
 
 
-@pytest.mark.parametrize("policy", ["arrival", "streamrl"])
-def test_where_the_default_policy_fails_too_it_is_asked_again_and_all_else_goes_on(policy: PolicyName) -> None:
+@pytest.mark.parametrize("policy", ["arrival", "rlboost", "streamrl"])
+def test_where_rlboosts_policy_fails_too_it_is_asked_again_and_all_else_goes_on(policy: PolicyName) -> None:
     faults: list[str] = []
-    limits = PolicyLimits(balancing=cast("Any", None))
+    limits = PolicyLimits(placing=cast("Any", None))
     decisions = Decisions(limits, lambda what, _: faults.append(what))
     leader = leader_of(policy)
     for now in (0.1, 0.2):
         assert [*decisions.look(leader, "policy", now)] == [Want("runner-0", "newest")]
-    assert faults.count("placing by policy 'arrival'") == 2
-    assert len(faults) == (2 if policy == "arrival" else 3)
+    assert faults.count("placing by policy 'rlboost'") == 2
+    assert len(faults) == (2 if policy == "rlboost" else 3)
 
 
 def test_a_scale_that_can_not_be_chosen_is_none_and_is_told() -> None:

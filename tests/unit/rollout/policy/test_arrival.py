@@ -1,0 +1,259 @@
+"""The policy `arrival`: where requests go, which of them wait for a version, and what moves."""
+
+import itertools
+import math
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensorhub_common.protocol.rollout.entries import RequestId
+from tensorhub_rollout.policy.arrival import ArrivalFacts, ArrivalLimits, ArrivalState, place_by_arrival
+from tensorhub_rollout.policy.lengths import Knowledge, LengthEstimate
+from tensorhub_rollout.policy.plateau import StepModel
+from tensorhub_rollout.policy.view import FleetView, InstanceView, MoveAction, PlaceAction, ReleaseAction
+
+STEPS = StepModel(0.005, 1e-4, 0.0)
+LIMITS = ArrivalLimits()
+
+
+def of(index: int) -> RequestId:
+    return RequestId(3, index)
+
+
+def instance(runner: str, executing: tuple[int, ...] = (), **more: object) -> InstanceView:
+    known: dict[str, object] = {"slots": 64, "pending": ()}
+    return InstanceView(runner=runner, executing=tuple(map(of, executing)), **(known | more))  # type: ignore[arg-type] # of these names
+
+
+def view(waiting: int | tuple[int, ...], *instances: InstanceView, **more: object) -> FleetView:
+    indices = range(waiting) if isinstance(waiting, int) else waiting
+    return FleetView(tuple(map(of, indices)), instances, 1, **more)  # type: ignore[arg-type] # of these names
+
+
+def facts(
+    lengths: Mapping[int, int],
+    steps: StepModel | None = STEPS,
+    made: Mapping[int, int] | None = None,
+    runners: tuple[str, ...] = ("a", "b", "c", "d"),
+) -> ArrivalFacts:
+    """Return what is known where lengths are sure."""
+    has = made or {}
+
+    def estimate(request: RequestId) -> LengthEstimate:
+        index = request.index
+        return LengthEstimate(math.log(lengths.get(index, 100)), 1e-6, has.get(index, 0), Knowledge.JOB)
+
+    known = {} if steps is None else dict.fromkeys(runners, steps)
+    return ArrivalFacts(known, estimate, lambda request: has.get(request.index, 0), lambda _: 0)
+
+
+def placed(seen: FleetView, known: ArrivalFacts, limits: ArrivalLimits = LIMITS, now: float = 0.0) -> dict[int, str]:
+    actions, _ = place_by_arrival(seen, known, ArrivalState(), limits, now)
+    return {each.request.index: each.runner for each in actions if isinstance(each, PlaceAction)}
+
+
+# ---------------------------------------------------------------------------------------------- placing
+
+
+def test_the_longest_goes_first_and_each_where_all_is_done_soonest() -> None:
+    where = placed(view(4, instance("a"), instance("b")), facts({0: 100, 1: 400, 2: 300, 3: 150}))
+    # Beside 400 tokens on a, which take 400 steps, there are 300 steps on b for all others.
+    assert where == {1: "a", 2: "b", 3: "b", 0: "b"}
+    busy = StepModel(0.0, 1e-4, 0.0)
+    where = placed(view(4, instance("a"), instance("b")), facts({0: 100, 1: 400, 2: 300, 3: 150}, busy))
+    # Where steps are as long as they have requests: 500 on one, 450 on the other.
+    assert where == {1: "a", 2: "b", 3: "b", 0: "a"}
+
+
+def test_what_runs_already_counts() -> None:
+    seen = view((5,), instance("a", (0, 1)), instance("b"))
+    assert placed(seen, facts({0: 900, 1: 900, 5: 10})) == {5: "b"}
+
+
+def test_no_more_than_the_slots_and_the_pending_ones_are_placed() -> None:
+    seen = view(40, instance("a", slots=5), instance("b", pending=tuple(map(of, range(100, 110)))))
+    where = placed(seen, facts({}))
+    assert sum(runner == "a" for runner in where.values()) == 5
+    assert sum(runner == "b" for runner in where.values()) == LIMITS.pending_max - 10
+
+
+def test_a_higher_priority_and_what_has_begun_come_first() -> None:
+    known = facts({0: 900, 1: 10, 2: 20}, made={2: 5})
+    urgent = ArrivalFacts(known.steps, known.estimate, known.context, lambda request: int(request.index == 1))
+    seen = view(3, instance("a", slots=1))
+    assert placed(seen, urgent) == {1: "a"}
+    assert placed(seen, known) == {2: "a"}
+
+
+def test_what_is_for_one_version_alone_goes_where_that_is() -> None:
+    seen = view(
+        (0, 1),
+        instance("a", version=2, version_wanted="newest"),
+        instance("b", version=1, version_wanted=1),
+        pinned={of(0): 1},
+        newest=2,
+    )
+    assert placed(seen, facts({0: 10, 1: 10})) == {0: "b", 1: "a"}
+
+
+def test_one_that_may_kill_its_instance_is_placed_alone() -> None:
+    alone = frozenset({of(0)})
+    busy = instance("a", pending=(of(9),))
+    assert placed(view((0,), busy, alone=alone), facts({})) == {}
+    # And nothing else goes where it waits to begin.
+    assert placed(view((0, 1), busy, alone=alone), facts({0: 200})) == {}
+    assert placed(view((0, 1), instance("a", slots=2), alone=alone), facts({0: 200})) == {0: "a"}
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=7), st.integers(2, 3))
+def test_all_is_done_within_four_thirds_of_the_optimum(lengths: list[int], count: int) -> None:
+    """LPT (Graham 1969), where only the sum of the lengths counts."""
+    steps = StepModel(0.0, 1.0, 0.0)
+    runners = tuple("abc"[:count])
+    where = placed(view(len(lengths), *map(instance, runners)), facts(dict(enumerate(lengths)), steps, runners=runners))
+    assert len(where) == len(lengths)
+
+    def longest(of_each: tuple[str, ...]) -> int:
+        return max(sum(length for length, at in zip(lengths, of_each, strict=True) if at == name) for name in runners)
+
+    best = min(map(longest, itertools.product(runners, repeat=len(lengths))))
+    found = longest(tuple(where[index] for index in range(len(lengths))))
+    assert found <= best * (4 / 3 - 1 / (3 * count)) + 1e-6
+
+
+# ---------------------------------------------------------------------------------------------- admission
+
+
+def arriving(runner: str, arrives_in_s: float | None) -> InstanceView:
+    return instance(runner, version=1, may_start=False, arrives_in_s=arrives_in_s)
+
+
+def test_requests_wait_for_a_version_that_comes_soon_and_others_begin_where_it_is() -> None:
+    seen = view(8, instance("a", version=2), arriving("b", 0.05), newest=2)
+    where = placed(seen, facts(dict.fromkeys(range(8), 200)))
+    # Each takes 0.02 s beside 1 s, and b begins 0.05 s later: 5 are here what 3 are there.
+    assert where == dict.fromkeys((0, 1, 2, 4, 6), "a")
+
+
+def test_none_waits_for_a_version_that_comes_late_or_nobody_knows_when() -> None:
+    for arrives_in_s in (60.0, None):
+        seen = view(8, instance("a", version=2), arriving("b", arrives_in_s), newest=2)
+        assert len(placed(seen, facts(dict.fromkeys(range(8), 200)))) == 8
+
+
+def test_with_the_term_off_nothing_waits_and_nothing_goes_where_it_may_not_run() -> None:
+    seen = view(8, instance("a", version=2), arriving("b", 0.05), newest=2)
+    limits = ArrivalLimits(admits_by_arrival=False)
+    assert placed(seen, facts(dict.fromkeys(range(8), 200)), limits) == dict.fromkeys(range(8), "a")
+
+
+def test_a_request_waits_no_longer_than_the_bound() -> None:
+    seen = view(8, instance("a", version=2), arriving("b", 0.05), newest=2)
+    known, state = facts(dict.fromkeys(range(8), 200)), ArrivalState()
+    actions, state = place_by_arrival(seen, known, state, LIMITS, 0.0)
+    left = tuple(each for each in range(8) if of(each) not in {action.request for action in actions})
+    assert left
+    # b is still about to have it, each time that one looks.
+    seen = view(left, instance("a", tuple(range(9, 19)), version=2), arriving("b", 0.01), newest=2)
+    actions, state = place_by_arrival(seen, known, state, LIMITS, LIMITS.hold_s_max - 1)
+    assert actions == ()
+    actions, _ = place_by_arrival(seen, known, state, LIMITS, LIMITS.hold_s_max + 1)
+    assert {each.request.index for each in actions} == set(left)
+
+
+def test_what_waits_does_not_count_again_at_each_look() -> None:
+    known, state = facts(dict.fromkeys(range(8), 200)), ArrivalState()
+    seen = view(8, instance("a", version=2, slots=0), instance("c", slots=1), arriving("b", 0.3), newest=2)
+    loads = []
+    for now in (0.0, 0.02, 0.04):
+        _, state = place_by_arrival(seen, known, state, LIMITS, now)
+        loads.append(state.loads["b"].busy_s)
+    assert loads == [0.0, 0.0, 0.0]
+
+
+# ---------------------------------------------------------------------------------------------- moving
+
+
+def moves(seen: FleetView, known: ArrivalFacts, limits: ArrivalLimits = LIMITS) -> list[tuple[int, str, str]]:
+    actions, _ = place_by_arrival(seen, known, ArrivalState(), limits, 0.0)
+    return [(each.request.index, each.source, each.target) for each in actions if isinstance(each, MoveAction)]
+
+
+def test_a_request_moves_from_the_last_to_the_first_until_nothing_is_won() -> None:
+    seen = view((), instance("a", tuple(range(12))), instance("b"))
+    known = facts(dict.fromkeys(range(12), 3000))
+    found = moves(seen, known, ArrivalLimits(moves_max=64))
+    # Each is 0.3 s beside 15 s: until both have as many, one is done later than the other by a second and more.
+    assert {(source, target) for _, source, target in found} == {("a", "b")}
+    assert len(found) == 5
+    assert len(moves(seen, known)) == LIMITS.moves_max
+
+
+def test_nothing_moves_for_less_than_its_price() -> None:
+    made = dict.fromkeys(range(40), 30_000)
+    lengths = dict.fromkeys(range(40), 31_000)
+    # To compute 30,000 tokens again takes 3 s, more than is won by less beside one another.
+    assert moves(view((), instance("a", tuple(range(40))), instance("b")), facts(lengths, made=made)) == []
+
+
+def test_nothing_moves_with_the_term_off_nor_where_steps_are_not_known() -> None:
+    seen = view((), instance("a", tuple(range(40))), instance("b"))
+    known = facts(dict.fromkeys(range(40), 3000))
+    assert moves(seen, known)
+    assert moves(seen, known, ArrivalLimits(migrates=False)) == []
+    assert moves(seen, facts(dict.fromkeys(range(40), 3000), steps=None)) == []
+
+
+def test_nothing_moves_to_where_it_may_not_run() -> None:
+    known = facts(dict.fromkeys(range(40), 3000))
+    for target in (
+        arriving("b", 1.0),
+        instance("b", takes_more=False),
+        instance("b", slots=0),
+        instance("b", is_leaving=True, takes_more=False),
+        instance("b", version=1, version_wanted=1),
+    ):
+        assert moves(view((), instance("a", tuple(range(40)), version=2), target, newest=2), known) == []
+
+
+@given(st.lists(st.integers(10, 4000), min_size=1, max_size=24), st.data())
+def test_moves_end_and_none_goes_back(lengths: list[int], data: st.DataObject) -> None:
+    where = {index: data.draw(st.sampled_from("abc")) for index in range(len(lengths))}
+    known, moved = facts(dict(enumerate(lengths))), 0
+    for _ in range(200):
+        there = {name: tuple(index for index in where if where[index] == name) for name in "abc"}
+        found = moves(view((), *(instance(name, there[name]) for name in "abc")), known)
+        if not found:
+            break
+        for index, source, target in found:
+            assert where[index] == source
+            where[index] = target
+            moved += 1
+    else:
+        pytest.fail("requests move for ever")
+    assert moved <= 2 * len(lengths)
+
+
+def test_an_instance_that_goes_away_gives_back_the_dearest_first() -> None:
+    seen = view((), instance("a", (0, 1, 2), is_leaving=True), instance("b"))
+    actions, _ = place_by_arrival(seen, facts({}, made={0: 10, 1: 700, 2: 90}), ArrivalState(), LIMITS, 0.0)
+    assert [each.request.index for each in actions if isinstance(each, ReleaseAction)] == [1, 2, 0]
+
+
+# ---------------------------------------------------------------------------------------------- many looks
+
+
+def test_all_is_ordered_and_assessed_within_some_looks() -> None:
+    count = 3 * LIMITS.ranked_max
+    known, state = facts({}), ArrivalState()
+    runners = tuple(f"r{number}" for number in range(8))
+    there = tuple(
+        instance(name, tuple(range(1000 * (at + 1), 1000 * (at + 1) + 200)), slots=200)
+        for at, name in enumerate(runners)
+    )
+    for look in range(8):
+        _, state = place_by_arrival(view(count, *there), known, state, LIMITS, 0.02 * look)
+    assert len(state.order) == count
+    assert all(state.loads[name].busy_s > 0 for name in runners)
