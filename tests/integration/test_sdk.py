@@ -49,6 +49,27 @@ async def test_versions_in_a_row_and_a_reader_that_passes_one_on(two_hosts: Runn
         assert [each.replica for each in await it.here.replicas("m")] == ["third"]
 
 
+@pytest.mark.parametrize("install", ["in-place", "staged"])
+async def test_a_shard_names_the_root_of_what_it_holds_also_in_the_process_that_comes_next(
+    hub: RunningHub, install: Install
+) -> None:
+    async with hub.pair(full(1), installs=("in-place", install)) as it:
+        assert it.engine.root == ""
+        await it.trainer.publish()
+        roots = []
+        for value in (2, 3):
+            await it.engine.update()
+            assert it.engine.last_read is not None
+            assert it.engine.root == it.engine.last_read.root
+            roots.append(it.engine.root)
+            await it.step(full(value))
+        assert len({*roots, ""}) == 3
+        await it.there.close(release=False)
+        async with await hub.connect(it.job, 1) as again:
+            engine = await again.register("m", full(0), replica="engine", install=install, resume="memory")
+            assert (engine.version, engine.root) == (2, roots[1])
+
+
 async def test_update_waits_for_something_newer(hub: RunningHub) -> None:
     async with hub.pair(full(1)) as it:
         await it.trainer.publish()

@@ -18,7 +18,8 @@ _TOKENS_PAYLOAD: Final = "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db022587
 _SENDER: Final = SdkSender(4700, 2)
 _SEEDING: Final = questions.SeedingState(122.25, 6, ((4.0, 122.25),), 12)
 _VERSIONS: Final = messages.PublishedVersions(815, (11, 12))
-_RUN: Final = messages.TokenRun(0, 12, "6c78e0e3bd51d358d01e758642b85fb8", "runner-0", _ATTEMPT)
+_ENGINE: Final = messages.RunEngine("torch", "torch 2.9.1, transformers 5.3.0", "float64", is_exact=True)
+_RUN: Final = messages.TokenRun(0, 12, "6c78e0e3bd51d358d01e758642b85fb8", "runner-0", _ATTEMPT, engine=_ENGINE)
 _TOKENS: Final = struct.pack("<2i", 1024, 7)
 _LOGPROBS: Final = struct.pack("<2f", -0.25, -1.5)
 

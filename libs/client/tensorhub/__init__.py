@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tensorhub._rollouts.prompts import Prompt as Prompt
     from tensorhub._rollouts.prompts import Sampling as Sampling
     from tensorhub._rollouts.responses import Response as Response
+    from tensorhub._rollouts.responses import RunEngine as RunEngine
     from tensorhub._rollouts.responses import Staleness as Staleness
     from tensorhub._rollouts.responses import TokenRun as TokenRun
     from tensorhub.aio.hub import AsyncHub as AsyncHub
@@ -59,6 +60,7 @@ _MODULES = {
     "Response": "tensorhub._rollouts.responses",
     "RolloutStatus": "tensorhub_common.protocol.rollout.questions",
     "Rollouts": "tensorhub.sync.rollouts",
+    "RunEngine": "tensorhub._rollouts.responses",
     "Sampling": "tensorhub._rollouts.prompts",
     "Seeding": "tensorhub.aio.seeding",
     "Shard": "tensorhub.sync.hub",

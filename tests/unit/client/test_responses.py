@@ -2,7 +2,9 @@
 
 import numpy as np
 
+import tensorhub
 from tensorhub._rollouts.responses import Response, Staleness, response_of, staleness_of
+from tensorhub_common.protocol.rollout import messages
 from tensorhub_common.protocol.rollout.entries import Attempt, RequestId
 from tensorhub_common.protocol.rollout.messages import Sampling, TokenRun, VersionRule
 from tensorhub_common.protocol.rollout.payloads import StoredTokens, SubmittedPrompt, SubmittedPrompts
@@ -11,11 +13,14 @@ from tensorhub_common.protocol.rollout.questions import EndedRequest
 PUBLISHED = (1, 2, 4, 7)
 
 
+ENGINE = messages.RunEngine("torch", "torch 2.9", "float64", is_exact=True)
+
+
 def response(group: str, *runs: tuple[int, int]) -> Response:
     """Return a response with runs of (version, number of tokens)."""
     stored, at = list[TokenRun](), 0
     for version, count in runs:
-        stored.append(TokenRun(at, version, f"root-{version}", "runner-0", Attempt(1, 1)))
+        stored.append(TokenRun(at, version, f"root-{version}", "runner-0", Attempt(1, 1), engine=ENGINE))
         at += count
     ended = EndedRequest(RequestId(1, 0), 2, group, 0, 4, 0, "prompts", 0, "stop", at)
     prompts = SubmittedPrompts(Sampling(8, 7), VersionRule(), (SubmittedPrompt(b""),), "nonce")
@@ -28,6 +33,12 @@ def test_ages_count_versions_that_are_published_and_not_numbers() -> None:
     assert [run.age for run in made.runs] == [3, 1, 0]
     assert made.age == 3
     assert np.array_equal(made.versions, [1, 1, 1, 4, 4, 7])
+
+
+def test_a_response_names_its_sampling_and_what_made_each_run() -> None:
+    made = response("a", (1, 3))
+    assert made.sampling == tensorhub.Sampling(8, seed=7)
+    assert made.runs[0].engine == tensorhub.RunEngine("torch", "torch 2.9", "float64", is_exact=True)
 
 
 def test_a_batch_says_how_old_its_tokens_responses_and_groups_are() -> None:

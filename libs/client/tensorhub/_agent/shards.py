@@ -111,6 +111,8 @@ class AttachedShard:
     fresh: bool = False
     found: int | None = None
     """The version that was ready in the memory when it was registered last, unless it was emptied since."""
+    found_root: str = ""
+    """The root of that version; empty where the agent does not say."""
     version: int | None = None
     report: ReadReport | None = None
     traceparent: str | None = None
@@ -306,7 +308,7 @@ class ShardTable:
             attachment = self._replaced(attachment, fd, segment)
         attachment.live = segment[1] if segment is not None else 0
         attachment.handle, attachment.version, attachment.delayed = frame.handle, frame.version, None
-        attachment.found = frame.version
+        attachment.found, attachment.found_root = frame.version, frame.root
         self._by_handle[frame.handle] = attachment
         if attachment.load_untold and frame.version is None:
             self.loaded(attachment)

@@ -62,6 +62,13 @@ class Sampling:
         )
 
 
+def sampling_of(sent: messages.Sampling) -> Sampling:
+    """Return the sampling that has travelled, as a trainer gave it."""
+    return Sampling(
+        sent.tokens_max, sent.temperature, sent.top_p, sent.top_k, sent.stop_token_ids, sent.seed, sent.logprobs
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """Token ids to go on from.

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from tensorhub._rollouts.prompts import Sampling, sampling_of
 from tensorhub_common.protocol.rollout.entries import Attempt, EndReason
 from tensorhub_common.protocol.rollout.messages import Kv
 from tensorhub_common.protocol.rollout.payloads import StoredTokens, SubmittedPrompts, request_seed
@@ -18,12 +19,26 @@ FinishReason = Literal["stop", "length", "cancelled", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
+class RunEngine:
+    """What made the tokens of a run. Two exact engines of one build make the same tokens of the same weights."""
+
+    kind: str
+    """"torch", or what an engine of one's own calls itself."""
+    build: str
+    """Names and versions of what computes."""
+    dtype: str
+    """In which it computes."""
+    is_exact: bool
+    """Whether tokens and log-probabilities depend on nothing but prompt, sampling and weights."""
+
+
+@dataclass(frozen=True, slots=True)
 class TokenRun:
     """Tokens `start` to `end` (exclusive) of a response were made by one attempt on one version.
 
     `kv`: whether the run began with a cache of its own version (`fresh`, `recomputed`), or with one of a version before
     (`kept`). `root` is the digest of the version's bytes at that instance. `age`: how many newer versions there are, as
-    of the response's delivery.
+    of the response's delivery. `engine`: None where a runner of an earlier release does not say.
     """
 
     start: int
@@ -34,6 +49,7 @@ class TokenRun:
     attempt: tuple[int, int]
     kv: Kv
     age: int
+    engine: RunEngine | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +71,8 @@ class Response:
     """Why it failed."""
     seed: int
     """Its own, of 64 bits."""
+    sampling: Sampling
+    """As its prompt was submitted with."""
     metadata: Any
     """Of its prompt."""
     age: int
@@ -109,6 +127,7 @@ def response_of(
         finish_reason=reason,
         error=ended.error,
         seed=request_seed(prompts.sampling.seed, ended.group, ended.index_in_group),
+        sampling=sampling_of(prompts.sampling),
         metadata=msgspec.json.decode(prompt.metadata) if prompt.metadata else None,
         age=max((run.age for run in runs), default=0),
     )
@@ -126,6 +145,7 @@ def _runs(stored: StoredTokens, count: int, published: tuple[int, ...]) -> tuple
             _pair(run.attempt),
             run.kv,
             sum(each > run.version for each in published),
+            None if run.engine is None else RunEngine(*msgspec.structs.astuple(run.engine)),
         )
         for run, end in zip(stored.runs, ends, strict=True)
         if run.start < end

@@ -24,7 +24,7 @@ UNTIMED_S_MAX: Final = 86_400.0
 before that once nothing is left to do."""
 
 _INSTANCE: Final = "tensorhub_runner.app.local_instance"
-_ENGINE: Final = ("begin", "stop", "step", "weights_changed", "has_work", "capacity")
+_ENGINE: Final = ("begin", "stop", "step", "weights_changed", "has_work", "capacity", "facts")
 """What is called of an engine (tensorhub_runner.engines.engine)."""
 
 

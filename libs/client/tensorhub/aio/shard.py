@@ -97,6 +97,8 @@ class AsyncShard(NotCopyable):
         self._choice = choice
         self._told_of_left = self._told_of_unregistered = False
         self._last_read: ReadReport | None = None
+        self._rooted: tuple[int | None, str] = (attachment.found, attachment.found_root)
+        """A version that was here, and its root."""
 
     def __repr__(self) -> str:
         spec = self._attachment.spec
@@ -132,6 +134,15 @@ class AsyncShard(NotCopyable):
         if self._copy is not None:
             return self._copy.version
         return self._attachment.version if self._swaps is None else self._swaps.version
+
+    @property
+    def root(self) -> str:
+        """The root of the digests of `version`, as the log has it.
+
+        Empty where digests are off, and for a version that this process has published itself.
+        """
+        version, root = self._rooted
+        return root if version == self.version else ""
 
     @property
     def is_asked_back(self) -> bool:
@@ -515,6 +526,8 @@ class AsyncShard(NotCopyable):
             self._filled()
         if done.report is not None:
             self._note(done.report)
+            if done.version is not None:
+                self._rooted = (done.version, done.report.root)
             if not done.report.failure:
                 self._tell_of_left()
             self._tell_of_unregistered(done.report)

@@ -92,6 +92,14 @@ class Shard(NotCopyable):
         return self._twin.is_new
 
     @property
+    def root(self) -> str:
+        """The root of the digests of `version`, as the log has it.
+
+        Empty where digests are off, and for a version that this process has published itself.
+        """
+        return self._twin.root
+
+    @property
     def last_read(self) -> ReadReport | None:
         """How the last `replicate` or `update` that found something went: bytes, seconds, sources and why these.
 

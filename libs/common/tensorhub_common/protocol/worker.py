@@ -136,6 +136,8 @@ class Registered(Frame, frozen=True, kw_only=True, tag="registered"):
     """The segment is new: all zero."""
     segment: int = 0
     """Which segment comes with this; 0: that of the host's memory which is behind the descriptor."""
+    root: str = ""
+    """The root of the digests of `version`; empty without digests, and from an agent that does not say."""
 
 
 class Spare(Frame, frozen=True, kw_only=True, tag="spare"):

@@ -19,6 +19,7 @@ from tensorhub_agent.storage.shard_store import JobShardStore
 from tensorhub_common.errors import AgentUnavailable
 from tensorhub_common.layout.layout import segment_bytes
 from tensorhub_common.observability.trace_context import TraceContext
+from tensorhub_common.protocol.log.commands import NO_ROOT
 from tensorhub_common.protocol.worker import Done, Failed, HoldingChanged, Mapped, Progress, Registered, Spare, Swapped
 from tensorhub_common.runtime.supervision import Supervisor
 
@@ -140,7 +141,7 @@ class PendingCalls:
                 os.close(fd)
                 raise
             waiting.worker.tell(Spare(call=waiting.call, segment=stored.spare.told), spare_fd)
-        ready = str(core.contents.memory) == "ready"
+        ready, root = str(core.contents.memory) == "ready", core.contents.root or ""
         waiting.worker.tell(
             Registered(
                 call=waiting.call,
@@ -149,6 +150,7 @@ class PendingCalls:
                 version=core.contents.version if ready else None,
                 fresh=waiting.fresh,
                 segment=segment.told,
+                root=root if ready and root != NO_ROOT else "",
             ),
             fd,
         )

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.protocol.rollout.entries import Attempt
-from tensorhub_common.protocol.rollout.messages import TOKEN_BYTES, Finished
+from tensorhub_common.protocol.rollout.messages import TOKEN_BYTES, Finished, RunEngine
 from tensorhub_runner.core.runner_events import Begin, StepTokens, Stop
 from tensorhub_runner.engines.engine import Engine
 
@@ -58,9 +58,9 @@ class EngineThread:
             # Whoever waits for the lock has it now.
             await asyncio.sleep(0)
 
-    async def weights_changed(self) -> None:
-        """Tell the engine that others wrote its weights. The caller has `between_steps`."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._engine.weights_changed)
+    async def weights_changed(self) -> RunEngine:
+        """Tell the engine that others wrote its weights, and return what it is. The caller has `between_steps`."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._weights_changed)
 
     async def leave(self, attempts: Iterable[Attempt]) -> None:
         """Have the engine leave attempts at once, and make no further step: it is somebody else's from here on."""
@@ -73,6 +73,11 @@ class EngineThread:
     def close(self) -> None:
         """End the thread after its step."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _weights_changed(self) -> RunEngine:
+        self._engine.weights_changed()
+        # The first weights may decide how an engine computes.
+        return self._engine.facts.run_engine
 
     def _step(self, commands: list[Begin | Stop]) -> tuple[tuple[StepTokens, ...], float, bool]:
         failed = []

@@ -50,9 +50,9 @@ class LocalInstance:
 
     async def start(self, version: int, root: str) -> None:
         """Take requests: `version`, with this root, is what the engine reads."""
-        await self._link.thread.weights_changed()
+        engine = await self._link.thread.weights_changed()
         await self._link.start()
-        self._link.tell(WeightsLoaded(version, root))
+        self._link.tell(WeightsLoaded(version, root, engine))
 
     async def wait_enough(self, idle_s: float) -> None:
         """Wait until a leader says that it is enough, or nothing has run or waited here for so long.

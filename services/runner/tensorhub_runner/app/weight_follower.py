@@ -136,10 +136,8 @@ class WeightFollower:
     ) -> None:
         """Have the engine go on with what its tensors show now."""
         try:
-            await self._thread.weights_changed()
-            read = self._shard.last_read
-            # A version that the process before this one has left is in no read of this one's.
-            self._tell(WeightsLoaded(self._shard.version, "" if read is None else read.root))
+            engine = await self._thread.weights_changed()
+            self._tell(WeightsLoaded(self._shard.version, self._shard.root, engine))
         finally:
             self._thread.between_steps.release()
             self._on_loaded(self._paused_at - self._wanted_at, time.perf_counter() - self._paused_at)

@@ -32,6 +32,7 @@ from tensorhub_common.protocol.rollout.messages import (
     Kv,
     PublishedVersions,
     Report,
+    RunEngine,
     RunnerHeartbeat,
     TokenRun,
     attempt_key,
@@ -156,6 +157,7 @@ class Runner:
         """What is in the engine's memory; None while it changes, and while nothing is."""
         self.is_changing = False
         self.root = ""
+        self._engine: RunEngine | None = None
         self.version_wanted: int | None = None
         """What the leader wants to be in memory, and kept there; None: the newest."""
         self.versions = PublishedVersions(0)
@@ -458,7 +460,8 @@ class Runner:
         while held.runs and held.runs[-1].start >= held.count:
             held.runs.pop()
         kv: Kv = "kept" if is_kept else "recomputed" if held.count else "fresh"
-        held.runs.append(TokenRun(held.count, self.version, self.root, self.name, held.assign.attempt, kv))
+        attempt = held.assign.attempt
+        held.runs.append(TokenRun(held.count, self.version, self.root, self.name, attempt, kv, self._engine))
 
     def _stepped(self, event: EngineStepped) -> None:
         self.steps += 1
@@ -503,7 +506,7 @@ class Runner:
         self.version, self.is_changing = None, True
 
     def _weights_loaded(self, event: WeightsLoaded) -> None:
-        self.version, self.root = event.version, event.root
+        self.version, self.root, self._engine = event.version, event.root, event.engine
         self.wants_load = self.is_changing = False
         if self.version is None:
             # The leader is to know before it places anew what goes back.

@@ -15,6 +15,7 @@ from tensorhub_common.protocol.rollout.messages import (
     HeartbeatResult,
     Report,
     ReportResult,
+    RunEngine,
     RunnerHeartbeat,
     Sampling,
 )
@@ -81,6 +82,8 @@ class WeightsLoaded(msgspec.Struct, frozen=True):
 
     version: int | None
     root: str = ""
+    engine: RunEngine | None = None
+    """What computes with it."""
 
 
 class PreemptionNoticed(msgspec.Struct, frozen=True):

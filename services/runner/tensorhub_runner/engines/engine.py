@@ -16,10 +16,12 @@ import msgspec
 
 from tensorhub_common.errors import BadPrompt
 from tensorhub_common.protocol.rollout.entries import Attempt
-from tensorhub_common.protocol.rollout.messages import TOKEN_BYTES, Sampling
+from tensorhub_common.protocol.rollout.messages import TOKEN_BYTES, RunEngine, Sampling
 from tensorhub_runner.core.runner_events import StepTokens
 
 SEED_BITS: Final = 64
+BUILD_CHARS_MAX: Final = 256
+"""Limit of what each token run tells of its engine's build."""
 
 
 class EngineCapacity(msgspec.Struct, frozen=True):
@@ -48,6 +50,12 @@ class EngineFacts(msgspec.Struct, frozen=True):
     """By batch size: how long a step takes that makes one token of each attempt and computes no prompt, in seconds."""
     prefill_s: float | None
     """How long one token of a prompt takes, in seconds. None: not measured yet."""
+
+    @property
+    def run_engine(self) -> RunEngine:
+        """What the token runs of this engine tell of it."""
+        build = ", ".join(f"{name} {version}" for name, version in self.build)
+        return RunEngine(self.kind, build[:BUILD_CHARS_MAX], self.dtype, self.is_exact)
 
 
 class Engine(Protocol):

@@ -14,6 +14,7 @@ from tensorhub_common.protocol.rollout.messages import (
     FrameResult,
     HeartbeatResult,
     PublishedVersions,
+    RunEngine,
     Sampling,
     TokenRun,
     VersionRule,
@@ -83,6 +84,17 @@ def test_an_attempt_begins_and_its_tokens_are_sent_with_their_run(runner: Runner
     (sent,) = frames(runner.handle(EngineStepped((StepTokens(ATTEMPT, TOKEN, TOKEN),)), 1.0))
     assert sent.frame.runs == ((ATTEMPT, TokenRun(0, 1, "root-1", "runner-0", ATTEMPT, "fresh")),)
     assert (sent.frame.tokens, sent.frame.finished) == (TOKEN, ())
+
+
+def test_a_run_names_the_engine_that_has_the_version_in_memory(runner: Runner) -> None:
+    """A process of another release may say none; the core names what it was told last."""
+    engine = RunEngine("torch", "torch 2.9", "float64", is_exact=True)
+    runner.handle(assigned(ATTEMPT), 0.0)
+    runner.handle(EngineStepped((StepTokens(ATTEMPT, TOKEN, TOKEN),)), 1.0)
+    runner.handle(WeightsChanging(), 2.0)
+    runner.handle(WeightsLoaded(2, "root-2", engine), 2.0)
+    (sent,) = frames(runner.handle(EngineStepped((StepTokens(ATTEMPT, TOKEN, TOKEN),)), 3.0))
+    assert [(run.version, run.root, run.engine) for _, run in sent.frame.runs] == [(2, "root-2", engine)]
 
 
 def test_only_so_much_is_held_and_a_machine_that_goes_away_takes_nothing(runner: Runner) -> None:

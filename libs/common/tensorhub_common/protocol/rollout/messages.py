@@ -77,6 +77,18 @@ class VersionRule(msgspec.Struct, frozen=True, array_like=True):
         return sum(each > version for each in versions.published) <= self.staleness
 
 
+class RunEngine(msgspec.Struct, frozen=True, array_like=True):
+    """What made the tokens of a run. Two exact engines of one build make the same tokens of the same weights."""
+
+    kind: str
+    build: str
+    """Names and versions of what computes."""
+    dtype: str
+    """In which it computes."""
+    is_exact: bool
+    """Whether an attempt's tokens and log-probabilities depend on nothing but its prompt, sampling and weights."""
+
+
 class TokenRun(msgspec.Struct, frozen=True, array_like=True):
     """Tokens from `start` on, up to the next run's, were made by one attempt on one version."""
 
@@ -86,6 +98,8 @@ class TokenRun(msgspec.Struct, frozen=True, array_like=True):
     instance: str
     attempt: Attempt
     kv: Kv = "fresh"
+    engine: RunEngine | None = None
+    """None: the runner is of a release that does not say."""
 
 
 class Assign(msgspec.Struct, frozen=True, array_like=True):
