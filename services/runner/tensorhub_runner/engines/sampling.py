@@ -26,6 +26,17 @@ from tensorhub_runner.engines.philox import uniform
 
 
 @dataclass(frozen=True, slots=True)
+class Scored:
+    """What is drawn at a place, and the natural log-probability of the token that stands there.
+
+    It is -inf for a token that top_k or top_p leave out, where log-probabilities are of what is drawn from.
+    """
+
+    drawn: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
 class Draw:
     """One token and its natural log-probability."""
 
@@ -49,7 +60,20 @@ def draw(
     return [each for row, sampling, number in rows for each in _drawn(row.clone().unsqueeze(0), [sampling], [number])]
 
 
-def _drawn(logits: torch.Tensor, samplings: Sequence[Sampling], numbers: Sequence[float]) -> list[Draw | None]:
+def score(logits: torch.Tensor, sampling: Sampling, position: int, token: int) -> Scored | None:
+    """Draw again behind one row of logits[vocabulary], and score the token that was made there. None: as `draw`.
+
+    A token that is drawn again has the log-probability that `draw` gave it one by one, bit for bit.
+    """
+    number = float(uniform([sampling.seed], [position])[0])
+    (found,) = _drawn(logits.clone().unsqueeze(0), [sampling], [number], token)
+    return None if found is None else Scored(found.token, found.logprob)
+
+
+def _drawn(
+    logits: torch.Tensor, samplings: Sequence[Sampling], numbers: Sequence[float], scored: int | None = None
+) -> list[Draw | None]:
+    """Draw, and give the log-probabilities of what was drawn; or of one token that is to be scored."""
     device = logits.device
     logits = logits.to(torch.float64)
     largest = logits.amax(dim=-1, keepdim=True)
@@ -69,7 +93,13 @@ def _drawn(logits: torch.Tensor, samplings: Sequence[Sampling], numbers: Sequenc
     sums = total if kept is None else torch.where(is_whole, weights.cumsum(dim=-1)[:, -1:], total)
     # A row that is not finite may have no place at all.
     tokens = tokens.clamp(max=logits.shape[-1] - 1)
-    logprobs = scaled.gather(-1, tokens) - sums.log()
+    if scored is None:
+        logprobs = scaled.gather(-1, tokens) - sums.log()
+    else:
+        asked = torch.full_like(tokens, scored)
+        logprobs = scaled.gather(-1, asked) - sums.log()
+        if kept is not None:
+            logprobs = logprobs.where(kept.gather(-1, asked) | is_whole, -torch.inf)
     rows = zip(
         largest.isfinite().flatten().tolist(), tokens.flatten().tolist(), logprobs.flatten().tolist(), strict=True
     )

@@ -28,7 +28,9 @@ from tensorhub_runner.engines.engine import EngineCapacity, EngineFacts, check_b
 from tensorhub_runner.engines.kv_cache import KvCache
 from tensorhub_runner.engines.models import context_tokens
 from tensorhub_runner.engines.packed_model import PackedModel
+from tensorhub_runner.engines.sampling import Scored
 from tensorhub_runner.engines.schedule import Chunk, EngineLimits, Schedule, Sequence
+from tensorhub_runner.engines.scoring import scores
 from tensorhub_runner.engines.step_times import StepTimes
 
 CPU_INFO: Final = Path("/proc/cpuinfo")
@@ -74,15 +76,7 @@ class TorchEngine:
 
     def begin(self, attempt: Attempt, prompt: bytes, tokens: bytes, sampling: Sampling) -> None:
         """Go on behind these tokens of the response, from the next step on. Raises `BadPrompt`, and changes nothing."""
-        check_begin(
-            prompt,
-            tokens,
-            sampling,
-            vocabulary=self._model.vocabulary,
-            context_tokens_max=self.capacity.context_tokens_max,
-        )
-        if not self._has_weights:
-            raise RuntimeError("the engine has no weights yet: call weights_changed once the model has values")
+        self._check(prompt, tokens, sampling)
         if attempt in self._schedule or attempt in self._over:
             raise RuntimeError(f"{attempt} is in the engine already: stop it first")
         if len(self._schedule) + len(self._over) >= self.capacity.slots:
@@ -129,6 +123,16 @@ class TorchEngine:
                 self._model.exact_rows = 1
         self._has_weights = True
 
+    def score(self, prompt: bytes, tokens: bytes, start: int, end: int, sampling: Sampling) -> list[Scored | None]:
+        """Score tokens `start` to `end` of a response that was made before; no attempt is touched by it.
+
+        None: the logits at a place are no finite numbers. Raises `BadPrompt` where the model can't have made these
+        tokens: an id is none of its own, or its context ends before.
+        """
+        self._one_thread()
+        self._check(prompt, tokens, sampling)
+        return list(scores(self._model, prompt, tokens, start, end, sampling))
+
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
@@ -151,6 +155,17 @@ class TorchEngine:
             decode_s=self._times.decode_s,
             prefill_s=self._times.prefill_s,
         )
+
+    def _check(self, prompt: bytes, tokens: bytes, sampling: Sampling) -> None:
+        check_begin(
+            prompt,
+            tokens,
+            sampling,
+            vocabulary=self._model.vocabulary,
+            context_tokens_max=self.capacity.context_tokens_max,
+        )
+        if not self._has_weights:
+            raise RuntimeError("the engine has no weights yet: call weights_changed once the model has values")
 
     # ------------------------------------------------------------------------------------------ a step
 
