@@ -119,8 +119,8 @@ async def run(
         ]
         await rollouts.submit(prompts)
         taking = asyncio.create_task(_take(rollouts, found))
-        striking = asyncio.create_task(_strike(hub, rollouts, found, kills, chance))
-        publishing = asyncio.create_task(_publish(weights, module, publishes, taking))
+        striking = asyncio.create_task(strike(hub, rollouts, found, kills, chance))
+        publishing = asyncio.create_task(publish_versions(weights, module, publishes, taking))
         await taking
         striking.cancel()
         publishing.cancel()
@@ -134,7 +134,7 @@ async def _take(rollouts: tensorhub.AsyncRollouts, found: Exactness) -> None:
         await batch.done()
 
 
-async def _strike(
+async def strike(
     hub: RunningHub, rollouts: tensorhub.AsyncRollouts, found: Exactness, kills: int, chance: random.Random
 ) -> None:
     """Kill one runner after the other, each time that tokens flow again."""
@@ -145,7 +145,7 @@ async def _strike(
         found.kills += 1
 
 
-async def _publish(
+async def publish_versions(
     weights: tensorhub.AsyncShard, module: PreTrainedModel, publishes: int, taking: "asyncio.Task[None]"
 ) -> None:
     for version in range(2, 2 + publishes):

@@ -17,6 +17,8 @@ TOKEN_ID_MAX: Final = 2**31 - 1
 TOKENS_MAX: Final = 4_194_304
 """Limit of a response's tokens, and of a prompt's."""
 SEED_MAX: Final = 2**63 - 1
+SEED_BITS: Final = 64
+"""Of a request's own seed."""
 PROMPTS_BYTES_MAX: Final = 256 * 1024 * 1024
 """Limit of the prompts of one call, with their metadata."""
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensorhub._rollouts.prompts import Sampling, sampling_of
+from tensorhub_common.protocol.rollout import messages
 from tensorhub_common.protocol.rollout.entries import Attempt, EndReason
 from tensorhub_common.protocol.rollout.messages import Kv
 from tensorhub_common.protocol.rollout.payloads import StoredTokens, SubmittedPrompts, request_seed
@@ -104,6 +105,11 @@ def staleness_of(responses: Iterable[Response]) -> Staleness:
     return Staleness(*(dict(sorted(each.items())) for each in (tokens, ages, Counter(groups.values()))))
 
 
+def engine_of(sent: messages.RunEngine) -> RunEngine:
+    """Return an engine that has travelled, as a trainer sees it."""
+    return RunEngine(sent.kind, sent.build, sent.dtype, sent.is_exact)
+
+
 def response_of(
     ended: EndedRequest, prompts: SubmittedPrompts, stored: StoredTokens | None, published: tuple[int, ...]
 ) -> Response:
@@ -145,7 +151,7 @@ def _runs(stored: StoredTokens, count: int, published: tuple[int, ...]) -> tuple
             _pair(run.attempt),
             run.kv,
             sum(each > run.version for each in published),
-            None if run.engine is None else RunEngine(*msgspec.structs.astuple(run.engine)),
+            None if run.engine is None else engine_of(run.engine),
         )
         for run, end in zip(stored.runs, ends, strict=True)
         if run.start < end

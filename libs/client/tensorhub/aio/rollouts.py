@@ -9,11 +9,14 @@ import secrets
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from itertools import islice
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from tensorhub import arguments
 from tensorhub._agent.call_spans import Tracing
 from tensorhub._control.registry_client import RegistryClient
+from tensorhub._rollouts import records
 from tensorhub._rollouts.collector import Collector
 from tensorhub._rollouts.manager_client import ManagerClient
 from tensorhub._rollouts.prompts import Prompt, Sampling, checked_prompts
@@ -91,6 +94,28 @@ class AsyncBatch:
         """How many tokens, responses and groups of it are how many versions old."""
         return staleness_of(self.responses)
 
+    async def save(self, path: str | PathLike[str], responses: Iterable[Response] | None = None) -> None:
+        """Append the responses to a file, one JSON object a line: `tensorhub replay` scores them again.
+
+        A line has all that made a response but the weights, and not its prompt's metadata. The versions that made it
+        must still be in the hub when it is replayed (`hub.retain`, `hub.pin`). Save before `done`: a trainer that is
+        killed between the two gets the responses again, and their lines may be there twice.
+
+        Examples:
+            >>> await batch.save("rollouts.jsonl")
+
+        Args:
+            path: The file; it is made if there is none.
+            responses: Some of the batch; None: all.
+
+        Raises:
+            OSError: The file can't be written.
+        """
+        job, model = self._rollouts.job, self._rollouts.model
+        chosen = self.responses if responses is None else tuple(responses)
+        found = [records.record_of(job, model, each) for each in chosen]
+        await asyncio.to_thread(records.append, Path(path), found)
+
     async def done(self, *, timeout_s: float = SUBMIT_S) -> None:
         """Acknowledge the responses: they don't come again. A second call does nothing.
 
@@ -152,6 +177,11 @@ class AsyncRollouts(NotCopyable):
 
     def __repr__(self) -> str:
         return f"<rollouts {self.name!r} of {self.model!r} in job {self._manager.job!r}, epoch {self.epoch}>"
+
+    @property
+    def job(self) -> str:
+        """The job."""
+        return self._manager.job
 
     async def _attach(self, timeout_s: float) -> None:
         """Take the consumer's name. Raises `RolloutUnavailable` for an epoch that is over."""

@@ -14,6 +14,7 @@ from tensorhub.cli.commands.doctor import doctor
 from tensorhub.cli.commands.drain import drain
 from tensorhub.cli.commands.publish import publish
 from tensorhub.cli.commands.pull import pull
+from tensorhub.cli.commands.replay import replay
 from tensorhub.cli.commands.retention import pin, quota, retain, rewind, unpin
 from tensorhub.cli.commands.rollouts import rollouts
 from tensorhub.cli.commands.runner import runner
@@ -44,6 +45,7 @@ for command, example in (
     (watch, "tensorhub watch policy --json --after 120"),
     (rollouts, "tensorhub rollouts --job run-7"),
     (runner, "tensorhub runner --model ./my-model --hub-model policy --replica runner-7"),
+    (replay, "tensorhub replay rollouts.jsonl --model ./my-model"),
     (publish, "tensorhub publish policy --version 12 model-*.safetensors"),
     (pull, "tensorhub pull policy --version latest policy.safetensors"),
     (trace, "tensorhub trace --version 12 --replica rollout-3"),

@@ -31,6 +31,9 @@ class Batch:
         """How many tokens, responses and groups of it are how many versions old."""
         return self._twin.staleness
 
+    save = blocking(AsyncBatch.save)
+    """Append the responses to a file, for `tensorhub replay`; see `AsyncBatch.save`."""
+
     done = blocking(AsyncBatch.done)
     """Acknowledge the responses; see `AsyncBatch.done`."""
 
@@ -49,6 +52,11 @@ class Rollouts(NotCopyable):
     def model(self) -> str:
         """The model whose versions generate."""
         return self._twin.model
+
+    @property
+    def job(self) -> str:
+        """The job."""
+        return self._twin.job
 
     @property
     def name(self) -> str:

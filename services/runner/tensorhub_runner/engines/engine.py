@@ -91,11 +91,7 @@ class Engine(Protocol):
 
 def check_begin(prompt: bytes, tokens: bytes, sampling: Sampling, *, vocabulary: int, context_tokens_max: int) -> None:
     """Raise `BadPrompt` where an engine can't generate from this: it has `vocabulary` tokens, of ids from 0 on."""
-    if not prompt:
-        raise BadPrompt("the prompt has no token: give at least one")
-    for what, given in (("prompt", prompt), ("response", tokens)):
-        _check_tokens(what, given, vocabulary)
-    _check_sampling(sampling)
+    check_made(prompt, tokens, sampling, vocabulary=vocabulary)
     prompt_tokens, made = len(prompt) // TOKEN_BYTES, len(tokens) // TOKEN_BYTES
     if prompt_tokens + sampling.tokens_max > context_tokens_max:
         raise BadPrompt(
@@ -104,6 +100,15 @@ def check_begin(prompt: bytes, tokens: bytes, sampling: Sampling, *, vocabulary:
         )
     if made > sampling.tokens_max:
         raise BadPrompt(f"the response has {made} tokens already, but may have {sampling.tokens_max}")
+
+
+def check_made(prompt: bytes, tokens: bytes, sampling: Sampling, *, vocabulary: int) -> None:
+    """Raise `BadPrompt` where no engine with `vocabulary` tokens can have made these of this prompt."""
+    if not prompt:
+        raise BadPrompt("the prompt has no token: give at least one")
+    for what, given in (("prompt", prompt), ("response", tokens)):
+        _check_tokens(what, given, vocabulary)
+    _check_sampling(sampling)
 
 
 def _check_tokens(what: str, given: bytes, vocabulary: int) -> None:

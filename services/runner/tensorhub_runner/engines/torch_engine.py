@@ -19,12 +19,13 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+from tensorhub_common.errors import BadPrompt
 from tensorhub_common.protocol.rollout.entries import Attempt
 from tensorhub_common.protocol.rollout.messages import TOKEN_BYTES, Finished, FinishReason, Sampling
 from tensorhub_runner.core.runner_events import StepTokens
 from tensorhub_runner.engines import model_check
 from tensorhub_runner.engines import sampling as token_sampling
-from tensorhub_runner.engines.engine import EngineCapacity, EngineFacts, check_begin
+from tensorhub_runner.engines.engine import EngineCapacity, EngineFacts, check_begin, check_made
 from tensorhub_runner.engines.kv_cache import KvCache
 from tensorhub_runner.engines.models import context_tokens
 from tensorhub_runner.engines.packed_model import PackedModel
@@ -62,6 +63,7 @@ class TorchEngine:
         """
         limits = EngineLimits() if limits is None else limits
         self.capacity: Final = _capacity(model, limits)
+        self._longest = context_tokens(model)
         self._model = PackedModel(model, is_exact=is_exact)
         self._cache = KvCache(limits.cache_tokens_max)
         own = EXACT_PREFILL_TOKENS_MAX if is_exact else FAST_PREFILL_TOKENS_MAX
@@ -76,7 +78,14 @@ class TorchEngine:
 
     def begin(self, attempt: Attempt, prompt: bytes, tokens: bytes, sampling: Sampling) -> None:
         """Go on behind these tokens of the response, from the next step on. Raises `BadPrompt`, and changes nothing."""
-        self._check(prompt, tokens, sampling)
+        check_begin(
+            prompt,
+            tokens,
+            sampling,
+            vocabulary=self._model.vocabulary,
+            context_tokens_max=self.capacity.context_tokens_max,
+        )
+        self._check_weights()
         if attempt in self._schedule or attempt in self._over:
             raise RuntimeError(f"{attempt} is in the engine already: stop it first")
         if len(self._schedule) + len(self._over) >= self.capacity.slots:
@@ -126,11 +135,16 @@ class TorchEngine:
     def score(self, prompt: bytes, tokens: bytes, start: int, end: int, sampling: Sampling) -> list[Scored | None]:
         """Score tokens `start` to `end` of a response that was made before; no attempt is touched by it.
 
-        None: the logits at a place are no finite numbers. Raises `BadPrompt` where the model can't have made these
-        tokens: an id is none of its own, or its context ends before.
+        None: the logits at a place are no finite numbers. The memory for keys and values is taken for this call, as
+        much as the tokens need. Raises `BadPrompt` where the model can't have made these tokens: an id is none of its
+        own, or its context ends before.
         """
         self._one_thread()
-        self._check(prompt, tokens, sampling)
+        self._check_weights()
+        check_made(prompt, tokens, sampling, vocabulary=self._model.vocabulary)
+        count = (len(prompt) + len(tokens)) // TOKEN_BYTES
+        if self._longest is not None and count > self._longest:
+            raise BadPrompt(f"prompt and response have {count} tokens, and the model's context ends at {self._longest}")
         return list(scores(self._model, prompt, tokens, start, end, sampling))
 
     @property
@@ -156,14 +170,7 @@ class TorchEngine:
             prefill_s=self._times.prefill_s,
         )
 
-    def _check(self, prompt: bytes, tokens: bytes, sampling: Sampling) -> None:
-        check_begin(
-            prompt,
-            tokens,
-            sampling,
-            vocabulary=self._model.vocabulary,
-            context_tokens_max=self.capacity.context_tokens_max,
-        )
+    def _check_weights(self) -> None:
         if not self._has_weights:
             raise RuntimeError("the engine has no weights yet: call weights_changed once the model has values")
 

@@ -107,7 +107,9 @@ def test_what_the_model_can_not_have_made_is_told(llama: TorchEngine) -> None:
     with pytest.raises(BadPrompt, match=f"token id {VOCABULARY}"):
         llama.score(ids(PROMPT), ids([1, VOCABULARY]), 0, 2, sampling)
     with pytest.raises(BadPrompt, match="context ends"):
-        llama.score(ids(PROMPT), ids([1]), 0, 1, Sampling(CONTEXT, 7))
+        llama.score(ids(PROMPT), ids([1] * CONTEXT), 0, 1, Sampling(CONTEXT, 7))
+    # What the response might have had in addition is of no interest.
+    assert len(llama.score(ids(PROMPT), ids([1]), 0, 1, Sampling(CONTEXT, 7))) == 1
 
 
 def test_logits_that_are_no_numbers_are_told_and_no_attempt_is_touched() -> None:

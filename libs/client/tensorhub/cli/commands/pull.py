@@ -12,8 +12,7 @@ import os
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from secrets import token_hex
-from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 import typer
@@ -26,7 +25,7 @@ from tensorhub.cli import options
 from tensorhub.cli.output import json_line, line, rate, readable
 from tensorhub.cli.progress_bar import Bar
 from tensorhub.cli.runner import TIDY_S, AgentTarget, CommandDeadline, door_of, hub_of, need, run
-from tensorhub.specs import TensorSpec
+from tensorhub.cli.temporary_replica import TemporaryReplica
 from tensorhub_common.errors import LayoutMismatch, VersionUnavailable
 from tensorhub_common.layout.layout import TensorEntry, payload_bytes
 from tensorhub_common.layout.parts import Shape
@@ -109,61 +108,10 @@ def _check_writable(out: Path) -> None:
         raise typer.BadParameter(f"nothing may be written into {folder}", param_hint=hint)
 
 
-class PullShard(NamedTuple):
-    """One of its shards."""
-
-    replica: str
-    shard: int
-    shards: int
-    specs: dict[str, TensorSpec]
-
-
-class TemporaryReplica:
-    """The replica that the command is while it reads: the same shards as the holder's, without values."""
-
-    def __init__(self, model: str) -> None:
-        self.model = model
-        self._places: list[PullShard] = []
-
-    async def register(self, hub: AsyncHub, holder: ReplicaInfo, bound: CommandDeadline) -> list[AsyncShard]:
-        """Bring the shards."""
-        name, shards = f"pull-{token_hex(6)}", []
-        for member in holder.members:
-            layout = await hub.registry.layout(member.layout)
-            specs = {
-                entry.name: TensorSpec(entry.shape, entry.dtype, entry.global_shape, entry.offset, entry.parts)
-                for entry in layout.tensors
-            }
-            place = PullShard(name, member.shard, holder.shards, specs)
-            self._places.append(place)
-            shards.append(await self._registered(hub, place, bound.left_s(f"registering shard {member.shard}")))
-        return shards
-
-    async def release(self, hub: AsyncHub) -> None:
-        """Take back, on another connection, what is left there."""
-        if not self._places:
-            return
-        there = {(each.replica, member.shard) for each in await hub.replicas(self.model) for member in each.members}
-        for place in self._places:
-            if (place.replica, place.shard) in there:
-                await (await self._registered(hub, place, TIDY_S)).release(timeout_s=TIDY_S)
-
-    async def _registered(self, hub: AsyncHub, place: PullShard, timeout_s: float) -> AsyncShard:
-        return await hub.register(
-            self.model,
-            place.specs,
-            replica=place.replica,
-            shard=place.shard,
-            shards=place.shards,
-            spot=True,
-            timeout_s=timeout_s,
-        )
-
-
 async def _pull(door: AgentTarget, model: str, wanted: int | None, out: Path, bound: CommandDeadline) -> Pulled:
     from tensorhub._tensors.safetensors_files import save_file  # noqa: PLC0415 (it imports torch, which other commands do without)
 
-    guest = TemporaryReplica(model)
+    guest = TemporaryReplica(model, "pull")
     async with hub_of(door, bound, guest.release) as hub:
         async with bound.held():
             version, shards, seconds = await _insist(hub, guest, wanted, bound)
@@ -186,7 +134,7 @@ async def _insist(
             # It has changed between the two questions.
             error = _unavailable(model, wanted)
         else:
-            shards = await guest.register(hub, holder, bound)
+            shards = await guest.register_as(hub, holder, bound)
             began = time.monotonic()
             try:
                 await _replicate(shards, version, model, bound.left_s(f"reading version {version}"))
