@@ -120,7 +120,7 @@ async def run(
         await rollouts.submit(prompts)
         taking = asyncio.create_task(_take(rollouts, found))
         striking = asyncio.create_task(strike(hub, rollouts, found, kills, chance))
-        publishing = asyncio.create_task(publish_versions(weights, module, publishes, taking))
+        publishing = asyncio.create_task(_publish(weights, module, publishes, taking))
         await taking
         striking.cancel()
         publishing.cancel()
@@ -145,7 +145,7 @@ async def strike(
         found.kills += 1
 
 
-async def publish_versions(
+async def _publish(
     weights: tensorhub.AsyncShard, module: PreTrainedModel, publishes: int, taking: "asyncio.Task[None]"
 ) -> None:
     for version in range(2, 2 + publishes):

@@ -23,12 +23,12 @@ from tests.chaos.rollout_exact import (
     SAMPLING,
     Exactness,
     made,
-    publish_versions,
     strike,
 )
 from tests.kit.hubs import RunningHub, running_hub
-from tests.kit.tiny_engines import VOCABULARY
-from tests.kit.waiting import until_answer
+from tests.kit.tiny_engines import VOCABULARY, fill
+from tests.kit.waiting import until, until_answer
+from transformers import PreTrainedModel
 
 import tensorhub
 from tensorhub.local.hub import LocalRollouts
@@ -75,8 +75,8 @@ async def run(directory: Path, *, responses: int, kills: int, publishes: int, se
     plan = LocalRollouts(3, model=config, managers=2)
     async with running_hub(directory / "hub", 2, rollouts=plan) as hub, await hub.connect(JOB) as trainer:
         module = made(1)
-        await trainer.retain(MODEL, last=1 + publishes)
         weights = await trainer.register(MODEL, module, replica="trainer")
+        await trainer.retain(MODEL, last=1 + publishes)
         await weights.publish(1)
         rollouts = await trainer.rollouts(MODEL, group_size=GROUP_SIZE, sampling=SAMPLING, staleness=1000)
         await until_answer(rollouts.status, lambda said: sum(e.state == "serving" for e in said.instances) == 3)
@@ -87,7 +87,7 @@ async def run(directory: Path, *, responses: int, kills: int, publishes: int, se
         await rollouts.submit(prompts)
         taking = asyncio.create_task(_take(rollouts, exact, file))
         striking = asyncio.create_task(strike(hub, rollouts, exact, kills, chance))
-        publishing = asyncio.create_task(publish_versions(weights, module, publishes, taking))
+        publishing = asyncio.create_task(_publish(weights, module, publishes, responses, exact))
         await taking
         striking.cancel()
         publishing.cancel()
@@ -105,6 +105,18 @@ async def _take(rollouts: tensorhub.AsyncRollouts, found: Exactness, file: Path)
         found.responses += batch.responses
         await batch.save(file)
         await batch.done()
+
+
+async def _publish(
+    weights: tensorhub.AsyncShard, module: PreTrainedModel, publishes: int, responses: int, found: Exactness
+) -> None:
+    """Publish a version each time that another part of the responses has come."""
+    for version in range(2, 2 + publishes):
+        due = (version - 1) * responses // (2 + publishes)
+        await until(lambda: len(found.responses) >= due, timeout_s=10 * WAIT_S)  # noqa: B023 (it is over before the next)
+        async with weights.overwriting():
+            fill(module, version)
+        await weights.publish(version)
 
 
 async def _replay(hub: RunningHub, file: Path, config: Path, *more: str) -> Said:

@@ -43,10 +43,11 @@ class TemporaryReplica:
 
     async def register_module(self, hub: AsyncHub, module: "nn.Module", bound: CommandDeadline) -> AsyncShard:
         """Bring one shard, whose memory becomes that of the module's parameters."""
+        from tensorhub._tensors.description import describe  # noqa: PLC0415 (it imports torch, which other commands do without)
+
+        self._places.append(_Place(0, 1, _specs(describe(module).layout)))
         timeout_s = bound.left_s("registering the model")
-        shard = await hub.register(self.model, module, replica=self.name, spot=True, timeout_s=timeout_s)
-        self._places.append(_Place(0, 1, _specs(shard.layout)))
-        return shard
+        return await hub.register(self.model, module, replica=self.name, spot=True, timeout_s=timeout_s)
 
     async def release(self, hub: AsyncHub) -> None:
         """Take back, on another connection, what is left there."""
