@@ -40,7 +40,7 @@ SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo demo-rl test long slow wheel pythons check format sim bugs compose systemd bench bench-peers soak chaos late-bytes torn-reads rollout-exact rollout-matrix rollout-storm matrix partition crowds mixed cluster gpu mutants docs site serve
+.PHONY: help venv demo demo-rl test long slow wheel pythons check format sim bugs compose systemd bench bench-peers soak chaos late-bytes torn-reads rollout-exact rollout-matrix rollout-replay rollout-storm matrix partition crowds mixed cluster gpu mutants docs site serve
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -138,6 +138,9 @@ torn-reads: $(READY) ## SECONDS=300 of a trainer that overwrites while four read
 rollout-exact: $(READY) ## responses of killed and moved runners, bit for bit (RESPONSES=300); then with versions that come meanwhile
 	@$(BIN)/python -m tests.chaos.rollout_exact --responses $(RESPONSES)
 	@$(BIN)/python -m tests.chaos.rollout_exact --responses $(RESPONSES) --publishes 20
+
+rollout-replay: $(READY) ## responses of killed runners and of versions that come meanwhile, each scored again by `tensorhub replay`
+	@$(BIN)/python -m tests.chaos.rollout_replay
 
 rollout-storm: $(READY) ## KILLS=200 processes killed in one job of rollouts: what came, twice, lost, stale, and how long
 	@$(BIN)/python -m tests.chaos.rollout_storm --kills $(KILLS)

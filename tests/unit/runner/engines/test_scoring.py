@@ -5,11 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kit.tiny_engines import CONFIGS, CONTEXT, VOCABULARY, Desk, Response, engine_of, fill, ids, tiny
 from transformers import PreTrainedModel
 
+from tensorhub._rollouts.replay import TOLERANCE_OTHERS, TOLERANCES
 from tensorhub_common.errors import BadPrompt
 from tensorhub_common.protocol.rollout.messages import Sampling
 from tensorhub_runner.engines.sampling import Scored
@@ -69,6 +71,17 @@ def test_any_part_of_a_response_is_scored_as_the_whole_is(
     end = data.draw(st.integers(start + 1, len(made.tokens)))
     found = as_made(scored(llama, prompt, made, sampling, start, end))
     assert found == (made.tokens[start:end], made.logprobs[start:end])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_what_a_fast_engine_makes_is_within_what_replay_allows(dtype: torch.dtype) -> None:
+    """Scored in float64, of the same weights."""
+    sampling = Sampling(30, 7)
+    engine = engine_of(tiny("gemma2", dtype), is_exact=False)
+    (made,) = Desk(engine).generate((PROMPT, sampling))
+    found = scored(engine_of(tiny("gemma2", dtype)), PROMPT, made, sampling)
+    apart = max(abs(each.logprob - told) for each, told in zip(found, made.logprobs, strict=True) if each)
+    assert 0 < apart < TOLERANCES.get(engine.facts.dtype, TOLERANCE_OTHERS)
 
 
 def test_another_token_is_seen_and_has_its_own_log_probability(llama: TorchEngine) -> None:
