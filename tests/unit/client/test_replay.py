@@ -24,6 +24,7 @@ from tensorhub._rollouts.replay import (
     judge_response,
     judge_run,
 )
+from tensorhub_common.protocol.subjects import LOCAL_RUNNER
 
 EXACT = RunEngine("torch", "torch 2.9, one processor", "float64", is_exact=True)
 ELSEWHERE = RunEngine("torch", "torch 2.9, another processor", "float64", is_exact=True)
@@ -33,8 +34,8 @@ GONE = NotScored("gone", "version 7 is no longer in the hub")
 
 
 def run_of(start: int, end: int, version: int = 7, **more: Any) -> TokenRun:
-    given: dict[str, Any] = {"kv": "fresh", "engine": EXACT, "root": f"root-{version}"} | more
-    return TokenRun(start, end, version, instance="runner-0", attempt=(1, 1), age=0, **given)
+    given: dict[str, Any] = {"kv": "fresh", "engine": EXACT, "root": f"root-{version}", "instance": "runner-0"} | more
+    return TokenRun(start, end, version, attempt=(1, 1), age=0, **given)
 
 
 def record_of(*runs: TokenRun, **more: Any) -> ResponseRecord:
@@ -122,11 +123,12 @@ def test_what_is_no_number_is_never_confirmed() -> None:
     assert judge_run(record, run, score(record, run, logprobs=(0.0, -0.125))).first_difference == 0
 
 
-def test_another_root_differs_unless_another_kind_of_engine_laid_the_weights_out() -> None:
+def test_another_root_differs_unless_the_weights_may_have_been_laid_out_otherwise() -> None:
     found = judged(run_of(2, 4, root="a"), root="b")
     assert (found.verdict, found.first_difference, found.logprob_diff_max) == ("differs", 2, None)
     assert "its root is a, and version 7 in the hub has b" in found.reason
     assert judged(run_of(0, 4, root="a", engine=OTHER), root="b").verdict == "confirmed"
+    assert judged(run_of(0, 4, root="a", instance=LOCAL_RUNNER), root="b").verdict == "confirmed"
     # With digests off there is none.
     assert judged(run_of(0, 4, root=""), root="b").verdict == "confirmed"
     assert judged(run_of(0, 4, root="a"), root="").verdict == "confirmed"

@@ -1,8 +1,10 @@
 """Responses as a trainer gets them: each token's version, and how old what a batch has is."""
 
 import numpy as np
+import pytest
 
 import tensorhub
+from tensorhub._rollouts import records
 from tensorhub._rollouts.responses import Response, Staleness, response_of, staleness_of
 from tensorhub_common.protocol.rollout import messages
 from tensorhub_common.protocol.rollout.entries import Attempt, RequestId
@@ -39,6 +41,17 @@ def test_a_response_names_its_sampling_and_what_made_each_run() -> None:
     made = response("a", (1, 3))
     assert made.sampling == tensorhub.Sampling(8, seed=7)
     assert made.runs[0].engine == tensorhub.RunEngine("torch", "torch 2.9", "float64", is_exact=True)
+
+
+def test_a_response_is_saved_whole_but_for_its_metadata() -> None:
+    made = response("a", (1, 3), (4, 2))
+    saved = records.record_of("run-7", "policy", made)
+    assert (saved.job, saved.model, saved.group, saved.index, saved.seed) == ("run-7", "policy", "a", 0, made.seed)
+    assert (saved.runs, saved.sampling, saved.finish_reason) == (made.runs, made.sampling, made.finish_reason)
+    assert [*saved.token_ids] == made.token_ids.tolist()
+    assert [*saved.logprobs] == made.logprobs.tolist()
+    with pytest.raises(ValueError, match="it needs a prompt"):
+        records.decode(records.encode(saved))
 
 
 def test_a_batch_says_how_old_its_tokens_responses_and_groups_are() -> None:

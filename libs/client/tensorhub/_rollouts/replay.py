@@ -16,6 +16,7 @@ import numpy as np
 from tensorhub._rollouts.records import ResponseRecord
 from tensorhub._rollouts.responses import RunEngine, TokenRun
 from tensorhub_common.protocol.rollout.messages import Kv
+from tensorhub_common.protocol.subjects import LOCAL_RUNNER
 
 Verdict = Literal["differs", "gone", "kept", "empty", "confirmed"]
 """`differs`: another token is drawn, or a log-probability is off by more than the tolerance, or the root or the end is
@@ -95,8 +96,9 @@ def judge_run(
         return _verdict(run, scored.verdict, scored.reason)
     made_by = run.engine
     is_alike = made_by is None or made_by.kind == scored.engine.kind
-    # Another engine may lay its weights out otherwise, which has another digest.
-    if is_alike and run.root and scored.root and run.root != scored.root:
+    # Others may lay the same weights out otherwise, which has another digest: another kind of engine, and a trainer,
+    # whose own engine names the root of what was published.
+    if is_alike and run.instance != LOCAL_RUNNER and run.root and scored.root and run.root != scored.root:
         reason = f"its root is {run.root}, and version {run.version} in the hub has {scored.root}"
         return _verdict(run, "differs", reason, run.start)
     bound = tolerance_of(made_by, scored.engine) if tolerance is None else tolerance
