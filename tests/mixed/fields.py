@@ -134,7 +134,9 @@ class Forms:
     def _noted(self, kind: StructType | DataclassType) -> str:
         """Note a form and all in it, and return its name."""
         config = getattr(kind.cls, "__struct_config__", None)
-        part = "state" if config is None else kind.cls.__module__.rpartition(".")[2]
+        # Of the SDK's dataclasses, which stand in files of users, the catalog knows nothing.
+        is_state = config is None and kind.cls.__module__.startswith("tensorhub_common.")
+        part = "state" if is_state else kind.cls.__module__.rpartition(".")[2]
         name = f"{part}.{kind.cls.__name__}"
         if self._kinds.setdefault(name, kind.cls) is not kind.cls:
             raise SystemExit(f"two forms are called {name}: name one of them otherwise")
