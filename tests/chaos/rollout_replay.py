@@ -157,7 +157,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--responses", type=int, default=100)
     parser.add_argument("--kills", type=int, default=15)
-    parser.add_argument("--publishes", type=int, default=12)
+    parser.add_argument("--publishes", type=int, default=9)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--on-update", choices=("continue", "keep", "restart"), default="continue")
     options = parser.parse_args()

@@ -70,6 +70,24 @@ async def test_the_trainer_of_the_guide_learns_with_an_engine_of_its_own(tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_what_the_trainer_of_the_guide_saves_is_replayed(tmp_path: Path) -> None:
+    """The two lines that the page adds are put into its trainer, which has ended when its responses are scored."""
+    model = tmp_path / "my-model"
+    model.mkdir()
+    (model / "config.json").write_text(CONFIG)
+    retains, saves = (next(re.finditer(pattern, PAGE))[0] for pattern in (r"hub\.retain\(.*?\)", r"batch\.save\(.*?\)"))
+    trainer = TRAINER.replace("    policy.publish()\n", f"    policy.publish()\n    {retains}\n", 1)
+    trainer = trainer.replace("            batch.done()\n", f"            {saves}\n            batch.done()\n", 1)
+    async with running_hub(tmp_path / "hub", 1, rollouts=LocalRollouts(2, model=model)) as hub:
+        code, _, err = await hub.run(f"import os\nos.chdir({str(tmp_path)!r})\n{trainer}")
+        assert (code, err) == (0, "")
+        code, out, _ = await hub.command("replay", tmp_path / "rollouts.jsonl", "--model", model)
+    assert (code, out.splitlines()[-2]) == (0, "320 responses (5120 tokens in 320 runs): 320 confirmed")
+    assert [line.split()[:2] for line in out.splitlines()[1:6]] == [[str(version), "64"] for version in range(1, 6)]
+
+
+@pytest.mark.slow
 async def test_the_engine_of_the_guide_generates(tmp_path: Path) -> None:
     (tmp_path / "counting_engine.py").write_text(ENGINE)
     rollouts = LocalRollouts(1, "counting_engine:load")
