@@ -16,8 +16,8 @@ from tests.unit.client.test_replay import EXACT, record_of, run_of, score
 from tensorhub._rollouts import records
 from tensorhub._rollouts.records import ResponseRecord
 from tensorhub._rollouts.replay import NotScored
-from tensorhub.cli.commands import replay as command
-from tensorhub.cli.commands.replay import RunPlace, Scores
+from tensorhub.cli.replay import scoring, verdict_table
+from tensorhub.cli.replay.scoring import RunPlace, Scores
 from tensorhub_runner.app import engines
 from tensorhub_runner.engines.engine import EngineFacts
 
@@ -54,7 +54,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> list[Script]:
         places = [RunPlace(number, index) for number, each in enumerate(found) for index in range(len(each.runs))]
         return {place: said[0](found[place.response], place) for place in places}
 
-    monkeypatch.setattr(command, "_replay", scores)
+    monkeypatch.setattr(scoring, "score", scores)
     facts = EngineFacts("torch", (("torch", "2.9"),), "cpu", "float64", is_exact=True, decode_s=(), prefill_s=None)
     loaded = SimpleNamespace(engine=SimpleNamespace(facts=facts))
     monkeypatch.setattr(engines, "load_engine", lambda _: loaded)
@@ -128,7 +128,7 @@ def _size(record: ResponseRecord, place: RunPlace) -> int:
 def test_only_some_reasons_are_printed(
     run: Run, model: Path, tmp_path: Path, script: list[Script], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "REASONS_MAX", 2)
+    monkeypatch.setattr(verdict_table, "REASONS_MAX", 2)
     path = tmp_path / "many.jsonl"
     records.append(path, [record_of(run_of(0, 2, 7))] * 5)
     script[0] = gone
