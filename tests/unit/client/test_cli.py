@@ -68,7 +68,7 @@ STATUS = Status(
 
 
 def test_every_command_has_help_with_an_example(run: Run) -> None:
-    assert len(COMMANDS) == 22
+    assert len(COMMANDS) == 23
     for name in COMMANDS:
         help_ = run(name, "--help")
         assert help_.code == 0
