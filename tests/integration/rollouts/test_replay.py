@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import pytest
 from tests.bounds import WAIT_S
 from tests.chaos import rollout_replay
 from tests.kit.hubs import COMMAND, RunningHub
 from tests.kit.processes import Run, forked
-from tests.kit.tiny_engines import SIZES, Desk, Response, engine_of, fill
+from tests.kit.tiny_engines import SIZES, VOCABULARY, Desk, Response, engine_of, fill
 from tests.kit.waiting import until_answer
 from transformers import PreTrainedModel
 
@@ -92,10 +93,14 @@ async def test_versions_are_fetched_and_scored_once_and_what_is_gone_is_told(
         made = [response(job, 0, (1, 2, 3), roots), response(job, 1, (3,), roots), response(job, 2, (1,), roots)]
         records.append(file, made)
         given = ("replay", file, "--model", tmp_path)
-        code, out, err = await hub.command(*given, "--json")
-        assert (code, err) == (0, "")
-        runs = [(run["version"], run["verdict"], run["tolerance"]) for each in out.splitlines() for run in _runs(each)]
+        foreign = msgspec.structs.replace(made[1], index=3, token_ids=(*made[1].token_ids[:-1], VOCABULARY))
+        (tmp_path / "more.jsonl").write_bytes(file.read_bytes() + records.encode(foreign))
+        code, out, err = await hub.command("replay", tmp_path / "more.jsonl", "--model", tmp_path, "--json")
+        assert (code, err) == (1, "")
+        *whole, last = [run for each in out.splitlines() for run in _runs(each)]
+        runs = [(run["version"], run["verdict"], run["tolerance"]) for run in whole]
         assert runs == [(version, "confirmed", 0.0) for version in (1, 2, 3, 3, 1)]
+        assert (last["verdict"], f"token id {VOCABULARY}" in last["reason"]) == ("differs", True)
 
         await here.retain(MODEL, last=0)
         await until_answer(

@@ -23,7 +23,9 @@ from tensorhub._rollouts.replay import (
     counts,
     judge_response,
     judge_run,
+    why_gone,
 )
+from tensorhub_common.protocol.queries import VersionInfo
 from tensorhub_common.protocol.subjects import LOCAL_RUNNER
 
 EXACT = RunEngine("torch", "torch 2.9, one processor", "float64", is_exact=True)
@@ -110,6 +112,12 @@ def test_a_log_probability_may_be_off_as_far_as_its_engine_is_inexact(engine: Ru
     assert "the log-probability of token 1 is -0.125" in beyond.reason
 
 
+def test_a_place_is_counted_from_the_beginning_of_the_response() -> None:
+    record = record_of(run_of(0, 2), run_of(2, 4))
+    found = judge_run(record, record.runs[1], score(record, record.runs[1], logprobs=(-0.25, 0.0)))
+    assert (found.first_difference, "of token 3 is" in found.reason) == (3, True)
+
+
 def test_a_tolerance_that_is_given_counts_for_all() -> None:
     assert judged(run_of(0, 2), 0.01, logprobs=(0.009, -0.125)).verdict == "confirmed"
     assert judged(run_of(0, 2, engine=OTHER), 0.01, logprobs=(0.011, -0.125)).verdict == "differs"
@@ -139,6 +147,26 @@ def test_a_version_that_is_gone_is_neither_confirmed_nor_differs() -> None:
     record = record_of(run)
     found = judge_run(record, run, GONE)
     assert (found.verdict, found.reason, found.logprob_diff_max) == ("gone", GONE.reason, None)
+
+
+def version(**more: Any) -> VersionInfo:
+    given: dict[str, Any] = {"state": "available", "holders": ("trainer",)} | more
+    return VersionInfo(model="policy", version=7, publisher="trainer", published_at=0.0, **given)
+
+
+@pytest.mark.parametrize(
+    ("known", "why"),
+    [
+        (version(), ""),
+        (None, "the hub knows no version 7 of policy"),
+        (version(state="retired"), "version 7 was retired by a rewind"),
+        (version(state="unavailable", holders=()), "'tensorhub retain policy --last 8' or 'tensorhub pin policy N'"),
+    ],
+)
+def test_why_a_version_can_not_be_scored_is_told_with_what_to_do(known: VersionInfo | None, why: str) -> None:
+    found = why_gone("policy", 7, known)
+    assert why in found
+    assert bool(found) == bool(why)
 
 
 def test_a_kept_cache_can_not_be_confirmed_whatever_was_scored() -> None:

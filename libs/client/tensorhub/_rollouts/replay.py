@@ -15,6 +15,7 @@ import numpy as np
 
 from tensorhub._rollouts.records import ResponseRecord
 from tensorhub._rollouts.responses import RunEngine, TokenRun
+from tensorhub_common.protocol.queries import VersionInfo, VersionState
 from tensorhub_common.protocol.rollout.messages import Kv
 from tensorhub_common.protocol.subjects import LOCAL_RUNNER
 
@@ -157,6 +158,20 @@ def tolerance_of(made_by: RunEngine | None, scored_by: RunEngine) -> float:
 def is_kept(run: TokenRun) -> bool:
     """Tell whether a run was made with a cache of several versions."""
     return run.kv == "kept"
+
+
+def why_gone(model: str, version: int, known: VersionInfo | None) -> str:
+    """Say why a version can't be fetched; empty where it can."""
+    if known is None:
+        return f"the hub knows no version {version} of {model}: was the job deleted, or is it of another hub?"
+    if known.state == VersionState.RETIRED:
+        return f"version {version} was retired by a rewind, and is no longer read"
+    if not known.holders:
+        return (
+            f"version {version} is no longer in the hub: retain what is to be replayed, as by "
+            f"'tensorhub retain {model} --last 8' or 'tensorhub pin {model} N'"
+        )
+    return ""
 
 
 def counts(verdicts: Iterable[Verdict]) -> dict[Verdict, int]:

@@ -15,7 +15,15 @@ import msgspec
 
 from tensorhub._rollouts import records
 from tensorhub._rollouts.records import ResponseRecord
-from tensorhub._rollouts.replay import NotScored, ResponseVerdict, RunScore, is_kept, judge_response, judge_run
+from tensorhub._rollouts.replay import (
+    NotScored,
+    ResponseVerdict,
+    RunScore,
+    is_kept,
+    judge_response,
+    judge_run,
+    why_gone,
+)
 from tensorhub._rollouts.responses import RunEngine, engine_of
 from tensorhub.aio.hub import AsyncHub
 from tensorhub.aio.shard import AsyncShard
@@ -24,7 +32,6 @@ from tensorhub.cli.runner import AgentTarget, CommandDeadline, hub_of
 from tensorhub.cli.temporary_replica import TemporaryReplica
 from tensorhub_common.config.settings import Settings
 from tensorhub_common.errors import BadPrompt, VersionUnavailable
-from tensorhub_common.protocol.queries import VersionInfo, VersionState
 from tensorhub_common.protocol.rollout import messages
 
 if TYPE_CHECKING:
@@ -95,7 +102,7 @@ async def score(door: AgentTarget, loaded: LoadedEngine, found: Sequence[Respons
         async with bound.held():
             asked = await hub.versions(model, timeout_s=bound.left_s("asking the registry for the versions"))
             known = {each.version: each for each in asked}
-            missing = {version: _why_gone(model, version, known.get(version)) for version in by_version}
+            missing = {version: why_gone(model, version, known.get(version)) for version in by_version}
             shard = None if all(missing.values()) else await guest.register_module(hub, loaded.module, bound)
         for version, places in sorted(by_version.items()):
             why = missing[version] or await _fetch(hub, shard, version, CommandDeadline(timeout_s))
@@ -116,20 +123,6 @@ def _by_version(found: Sequence[ResponseRecord]) -> dict[int, list[RunPlace]]:
     return by_version
 
 
-def _why_gone(model: str, version: int, known: VersionInfo | None) -> str:
-    """Say why a version can't be fetched; empty where it can."""
-    if known is None:
-        return f"the hub knows no version {version} of {model}: was the job deleted, or is it of another hub?"
-    if known.state == VersionState.RETIRED:
-        return f"version {version} was retired by a rewind, and is no longer read"
-    if not known.holders:
-        return (
-            f"version {version} is no longer in the hub: retain what is to be replayed, as by "
-            f"'tensorhub retain {model} --last 8' or 'tensorhub pin {model} N'"
-        )
-    return ""
-
-
 async def _fetch(hub: AsyncHub, shard: AsyncShard | None, version: int, bound: CommandDeadline) -> str:
     """Read a version into the model. Return why it can't be had, where it has gone meanwhile."""
     assert shard is not None
@@ -140,7 +133,7 @@ async def _fetch(hub: AsyncHub, shard: AsyncShard | None, version: int, bound: C
             except VersionUnavailable as error:
                 asked = await hub.versions(shard.model, timeout_s=bound.left_s("asking what became of the version"))
                 known = next((each for each in asked if each.version == version), None)
-                return _why_gone(shard.model, version, known) or str(error)
+                return why_gone(shard.model, version, known) or str(error)
     return ""
 
 
