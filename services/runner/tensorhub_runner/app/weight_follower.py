@@ -17,7 +17,13 @@ import tensorhub
 from tensorhub.aio.shard import AsyncShard
 from tensorhub_common.observability.logs import logger
 from tensorhub_runner.app.engine_thread import EngineThread
-from tensorhub_runner.core.runner_events import LoadWanted, RunnerInput, WeightsChanging, WeightsLoaded
+from tensorhub_runner.core.runner_events import (
+    LoadWanted,
+    RunnerInput,
+    WeightsChanging,
+    WeightsComing,
+    WeightsLoaded,
+)
 
 FIRST_S_MAX: Final = 60.0
 """So long one call waits for the first version."""
@@ -31,6 +37,8 @@ RETRY_S: Final = 0.5
 """The pause after a version could not be had."""
 ASKED_BACK_S: Final = 0.02
 """So often it is looked whether a trainer waits for what is mapped. It costs one system call."""
+PROGRESS_S: Final = 0.1
+"""So often it is told how long a transfer will take."""
 
 TRY_AGAIN: Final = (
     tensorhub.AgentUnavailable,
@@ -69,6 +77,9 @@ class WeightFollower:
         self._version_wanted = version_wanted
         self._on_loaded = on_loaded
         self._wanted_at = self._paused_at = 0.0
+        self._transfer: tuple[float, int] | None = None
+        """When the transfer that is under way was first told of, and how many bytes had come then."""
+        self._told_at = 0.0
 
     async def run(self) -> NoReturn:
         """Follow. Raises what asking again can't mend."""
@@ -89,18 +100,33 @@ class WeightFollower:
 
     async def _follow(self) -> None:
         """Load what is wanted, or what is newer than what is here. Raises what `replicate` and `update` raise."""
-        wanted = self._version_wanted()
+        wanted, self._transfer = self._version_wanted(), None
         if wanted is not None and wanted != self._shard.version:
             try:
-                await self._shard.replicate(wanted, timeout_s=UPDATE_S_MAX, swap_under=self)
+                await self._shard.replicate(
+                    wanted, timeout_s=UPDATE_S_MAX, swap_under=self, on_progress=self._on_progress
+                )
                 return
             except tensorhub.VersionUnavailable as why:
                 # The newest one then, so that this instance is of use until the leader asks for something else.
                 _log.warning("a version that is wanted can't be had", model=self._shard.model, why=str(why))
         if self._shard.version is None:
-            await self._shard.replicate("latest", timeout_s=FIRST_S_MAX, swap_under=self)
+            await self._shard.replicate("latest", timeout_s=FIRST_S_MAX, swap_under=self, on_progress=self._on_progress)
         else:
-            await self._shard.update(UPDATE_WAIT_S, timeout_s=UPDATE_S_MAX, swap_under=self)
+            await self._shard.update(
+                UPDATE_WAIT_S, timeout_s=UPDATE_S_MAX, swap_under=self, on_progress=self._on_progress
+            )
+
+    def _on_progress(self, come: int, whole: int) -> None:
+        """Tell now and then how long the rest will take, as fast as bytes have come so far."""
+        now = time.perf_counter()
+        if self._transfer is None:
+            self._transfer = now, come
+            return
+        began_at, first = self._transfer
+        if come > first and now - max(began_at, self._told_at) >= PROGRESS_S:
+            self._told_at = now
+            self._tell(WeightsComing((whole - come) * (now - began_at) / (come - first)))
 
     async def run_let_go(self) -> NoReturn:
         """Let go of mapped memory whenever its trainer waits for it."""

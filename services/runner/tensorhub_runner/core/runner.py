@@ -57,6 +57,7 @@ from tensorhub_runner.core.runner_events import (
     StepTokens,
     Stop,
     WeightsChanging,
+    WeightsComing,
     WeightsLoaded,
 )
 
@@ -191,6 +192,7 @@ class Runner:
             PreemptionNoticed: self._preemption_noticed,
             ReportAnswered: self._report_answered,
             WeightsChanging: self._weights_changing,
+            WeightsComing: self._weights_coming,
             WeightsLoaded: self._weights_loaded,
         }
 
@@ -505,7 +507,11 @@ class Runner:
     def _weights_changing(self, _: WeightsChanging) -> None:
         self.version, self.is_changing = None, True
 
+    def _weights_coming(self, event: WeightsComing) -> None:
+        self.loads_in_s = event.loads_in_s
+
     def _weights_loaded(self, event: WeightsLoaded) -> None:
+        self.loads_in_s = None
         self.version, self.root, self._engine = event.version, event.root, event.engine
         self.wants_load = self.is_changing = False
         if self.version is None:

@@ -77,6 +77,12 @@ class WeightsChanging(msgspec.Struct, frozen=True):
     """The engine stands still, and its memory is being changed."""
 
 
+class WeightsComing(msgspec.Struct, frozen=True):
+    """The next version is on its way: in how many seconds it is here, as fast as it comes now."""
+
+    loads_in_s: float
+
+
 class WeightsLoaded(msgspec.Struct, frozen=True):
     """A version, with its root, is in the engine's memory from the next step on. None: there are no weights now."""
 
@@ -99,6 +105,7 @@ RunnerInput = (
     | EngineStepped
     | LoadWanted
     | WeightsChanging
+    | WeightsComing
     | WeightsLoaded
     | PreemptionNoticed
     | Tick
