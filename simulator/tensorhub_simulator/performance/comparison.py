@@ -170,7 +170,7 @@ def changed(cluster: Cluster, values: dict[str, Any]) -> Cluster:
     try:
         put(tree, values)
     except LookupError as path:
-        raise ClusterError(f"{cluster.name}: nothing stands at {path}: name a field as in the file") from None
+        raise ClusterError(f"{cluster.name}: nothing stands at {str(path)!r}: name a field as in the file") from None
     name = f"{cluster.name} with {values}"
     made = converted(tree, name)
     check(made, name)

@@ -1,7 +1,8 @@
 """How fast a job of rollouts is (`tensorhub simulate rollout`): the production cores on modelled engines and machines.
 
 `__main__` is the command; `job` has the world, `machine` an instance, `trainer` what takes responses, `engine_model`
-how long steps take, `spot` when machines come and go, `config` a scenario's file.
+how long steps take, `spot` when machines come and go, `weights` when they have a version, `config` a scenario's file,
+`cases` what is run of it, `tables` and `picture` what came of that.
 
-Seams: `__main__`, `config`, `engine_model`, `job`, `spot`.
+Seams: `__main__`, `cases`, `config`, `engine_model`, `job`, `spot`, `weights`.
 """

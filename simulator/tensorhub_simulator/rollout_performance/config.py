@@ -17,6 +17,7 @@ from tensorhub_simulator.performance import strict_yaml
 from tensorhub_simulator.performance.variation import Variation, put
 from tensorhub_simulator.rollout_performance.engine_model import EngineCosts
 from tensorhub_simulator.rollout_performance.spot import SpotChange, TraceError, recorded, scaled
+from tensorhub_simulator.rollout_performance.weights import Weights, wrong_with
 
 System = Literal["reserved", "disaggregated", "recompute", "rlboost", "streamrl", "arrival"]
 """What drives the rollouts. `reserved`: the trainer's own engines alone, which make all responses before it trains;
@@ -47,6 +48,9 @@ class Lengths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     within: float
     """And between responses to one prompt."""
     longest: int
+    prompts: int | None = None
+    """After this many the same prompts come again, in the same order: their earlier responses tell how long the next
+    ones are. None: each comes once."""
 
 
 class Trainer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,8 +82,8 @@ class Spot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     boot_s: float
     """Until an engine runs, without weights."""
-    load_s: float
-    """Until it has a version."""
+    load_s: float | None = None
+    """Until it has a version, whatever else moves; None: what `weights` say."""
     notice_s: float = 0.0
     """So long before it goes a machine is told; 0: not at all."""
     changes: tuple[tuple[float, int], ...] = ()
@@ -122,6 +126,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trainer: Trainer
     spot: Spot
     price: Price
+    weights: Weights | None = None
+    """In place of `spot.load_s`: what moves, and over what."""
     pause_s: float = 0.1
     """An engine stands still so long to go over to a version that it has beside its own."""
     about: str = ""
@@ -158,7 +164,7 @@ def varied(scenario: Scenario, variation: Variation) -> Scenario:
     try:
         put(tree, variation.set)
     except LookupError as path:
-        raise ScenarioError(f"{name}: nothing stands at {path}: name a field as in the file") from None
+        raise ScenarioError(f"{name}: nothing stands at {str(path)!r}: name a field as in the file") from None
     return _converted(tree, name)
 
 
@@ -189,6 +195,7 @@ def wrongs(scenario: Scenario) -> Iterator[str]:
         ("trainer.seed_first_s", trainer.seed_first_s, 0.0, NUMBER_MAX),
         ("trainer.seed_gain", trainer.seed_gain, 1e-3, NUMBER_MAX),
         ("lengths.prompt", lengths.prompt, 1, TOKENS_MAX),
+        ("lengths.prompts", lengths.prompts or trainer.groups, trainer.groups, NUMBER_MAX),
         ("lengths.longest", lengths.longest, 1, TOKENS_MAX),
         ("lengths.median", lengths.median, 1, lengths.longest),
         ("lengths.between", lengths.between, 0.0, 10.0),
@@ -199,7 +206,7 @@ def wrongs(scenario: Scenario) -> Iterator[str]:
         ("engine.attention_s", engine.attention_s, 0.0, NUMBER_MAX),
         ("engine.prefill_tokens_per_s", engine.prefill_tokens_per_s, 1e-3, NUMBER_MAX),
         ("spot.boot_s", spot.boot_s, 0.0, NUMBER_MAX),
-        ("spot.load_s", spot.load_s, 0.0, NUMBER_MAX),
+        ("spot.load_s", spot.load_s or 0.0, 0.0, NUMBER_MAX),
         ("spot.notice_s", spot.notice_s, 0.0, NUMBER_MAX),
         ("price.reserved", scenario.price.reserved, 0.0, NUMBER_MAX),
         ("price.spot", scenario.price.spot, 0.0, NUMBER_MAX),
@@ -210,6 +217,12 @@ def wrongs(scenario: Scenario) -> Iterator[str]:
     needed = lengths.prompt + lengths.longest
     if engine.kv_tokens is not None and not needed <= engine.kv_tokens <= NUMBER_MAX:
         yield f"engine.kv_tokens is {engine.kv_tokens}, and the longest response needs {needed} with its prompt"
+    if (spot.load_s is None) == (scenario.weights is None):
+        yield "spot.load_s and weights exclude each other: say how long a version takes, or what moves"
+    if scenario.weights is not None:
+        wrong = wrong_with(scenario.weights, spot.most + trainer.engines)
+        if wrong is not None:
+            yield f"weights: {wrong}"
     yield from _wrongs_of_spot(spot)
 
 

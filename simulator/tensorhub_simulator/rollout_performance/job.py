@@ -76,6 +76,7 @@ from tensorhub_simulator.rollout_performance.machine import HEARTBEAT_S, RESEND_
 from tensorhub_simulator.rollout_performance.spot import SpotChange
 from tensorhub_simulator.rollout_performance.timeline import Doing, Sample, Span, Timeline
 from tensorhub_simulator.rollout_performance.trainer import StepProgress, StepRecord, trainer_of
+from tensorhub_simulator.rollout_performance.weights import arrivals_s
 
 MODEL: Final = "policy"
 LOG: Final = "the-log"
@@ -139,6 +140,7 @@ class JobRun:
         self._timeline = timeline
         self._scenario, self._system = scenario, system
         self._agenda, self._random = Agenda(), Random(f"machines {scenario.seed}")
+        self._arrivals = Random(f"arrivals {scenario.seed}")
         self._state = RolloutState("job")
         self._seq = self._n = self._attachment = self._payloads = 0
         self._version, self._versions = 1, PublishedVersions(1, (1,))
@@ -283,9 +285,17 @@ class JobRun:
     def _drawn(self, step: int, index: int) -> int:
         """Return how long a response of a step is: equal in all systems."""
         lengths, seed = self._scenario.lengths, self._scenario.seed
-        of_prompt = Random(f"{seed} {step + 1} {index // self._trainer.group_size}").gauss(0.0, lengths.between)
+        prompt = self._prompt(step, index // self._trainer.group_size)
+        of_prompt = Random(f"{seed} {prompt}").gauss(0.0, lengths.between)
         of_response = Random(f"{seed} {step + 1} {index}").gauss(0.0, lengths.within)
         return max(1, min(lengths.longest, round(lengths.median * math.exp(of_prompt + of_response))))
+
+    def _prompt(self, step: int, group: int) -> str:
+        """Return the name of a group's prompt."""
+        count = self._scenario.lengths.prompts
+        if count is not None:
+            step, group = divmod((step * self._trainer.groups + group) % count, self._trainer.groups)
+        return f"{step + 1} {group}"
 
     # ------------------------------------------------------------------------------------------ the leader
 
@@ -453,7 +463,17 @@ class JobRun:
     def _load_first(self, name: str) -> None:
         if name in self._booting:
             version = self._version
-            self._agenda.after(self._scenario.spot.load_s, partial(self._run_first, name, version))
+            self._agenda.after(self._arrivals_s(1)[0], partial(self._run_first, name, version))
+
+    def _arrivals_s(self, readers: int) -> list[float]:
+        """Return how long a version takes until each of some readers has it."""
+        weights, load_s = self._scenario.weights, self._scenario.spot.load_s
+        if weights is None:
+            assert load_s is not None
+            return [load_s] * readers
+        found = arrivals_s(weights, readers)
+        self._arrivals.shuffle(found)
+        return found
 
     def _run_first(self, name: str, version: int) -> None:
         if name not in self._booting:
@@ -524,19 +544,19 @@ class JobRun:
     def _submit(self, step: int) -> None:
         """Submit the groups of a step; those of an earlier one go first."""
         self._submitted.append(StepProgress(self._trainer, step))
-        names = [f"s{step}-{number}" for number in range(self._trainer.groups)]
+        names = [(f"s{step}-{number}", self._prompt(step, number)) for number in range(self._trainer.groups)]
         longest, priority = self._scenario.lengths.longest, -step if self._trainer.steps_ahead else 0
         for first in range(0, len(names), GROUPS_MAX):
             groups = tuple(
                 GroupSubmitted(
                     name,
-                    sha256(name.encode()).hexdigest(),
+                    sha256(prompt.encode()).hexdigest(),
                     self._trainer.group_size,
                     1,
                     longest + 1,
                     priority=priority,
                 )
-                for name in names[first : first + GROUPS_MAX]
+                for name, prompt in names[first : first + GROUPS_MAX]
             )
             self._append(Submit(self._by(), groups, self._payload(TOKEN_BYTES)))
 
@@ -632,8 +652,8 @@ class JobRun:
         published = (*self._versions.published, self._version)[-VERSIONS_SHOWN:]
         self._versions = PublishedVersions(self._version, published)
         self._see_versions()
-        for machine in self._machines.values():
-            load_s = self._scenario.spot.load_s
+        machines = [*self._machines.values()]
+        for machine, load_s in zip(machines, self._arrivals_s(len(machines)), strict=True):
             self._agenda.after(load_s, partial(machine.stage, self._version, self._scenario.pause_s))
         if not self._is_over:
             self._begin_step()

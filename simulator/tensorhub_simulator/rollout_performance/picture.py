@@ -1,13 +1,13 @@
 """The picture of a scenario as an SVG file: each system's instances, its trainer and its tokens over one time axis."""
 
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Final
 
 from tensorhub_simulator.performance.svg import INK, LEFT, RIGHT, WIDE, Canvas
 from tensorhub_simulator.rollout_performance.cases import Finding
 from tensorhub_simulator.rollout_performance.job import Report
-from tensorhub_simulator.rollout_performance.timeline import Doing, Sample, Timeline
+from tensorhub_simulator.rollout_performance.timeline import Doing, Timeline
 
 LOCAL: Final = "#0b6e99"
 SPOT: Final = "#5aa469"
@@ -77,28 +77,17 @@ def _fleet(canvas: Canvas, top: float, seen: Timeline, end_s: float, report: Rep
     bottom = top + FLEET_HIGH
     canvas.text(LEFT - 6, top + 9, str(most), size=10, anchor="end")
     canvas.text(LEFT - 6, bottom, "instances 0", size=10, anchor="end")
-    ends = [each.at_s for each in seen.samples[1:]] + [report.seconds]
-    began: Sample | None = None
-    for sample, until in zip(seen.samples, ends, strict=True):
-        began = began or sample
-        if until < report.seconds and _same(sample, seen.samples, until):
-            continue
-        x, wide = LEFT + INSIDE * began.at_s / end_s, INSIDE * (until - began.at_s) / end_s
+    runs = [next(each) for _, each in groupby(seen.samples, lambda each: (each.local, each.spot, each.booting))]
+    for sample, until in zip(runs, [*(each.at_s for each in runs[1:]), report.seconds], strict=True):
+        x, wide = LEFT + INSIDE * sample.at_s / end_s, INSIDE * (until - sample.at_s) / end_s
         y = bottom
-        for count, color in ((began.local, LOCAL), (began.spot, SPOT), (began.booting, BOOTING)):
+        for count, color in ((sample.local, LOCAL), (sample.spot, SPOT), (sample.booting, BOOTING)):
             if count:
                 high = FLEET_HIGH * count / most
                 y -= high
                 canvas.box(x, y, wide, high, color)
-        began = None
     for at_s in seen.lost_s:
         canvas.box(LEFT + INSIDE * at_s / end_s - 0.6, top, 1.2, FLEET_HIGH, LOST)
-
-
-def _same(sample: Sample, samples: list[Sample], at_s: float) -> bool:
-    """Tell whether the next sample, which is of this time, has as many instances."""
-    after = next(each for each in samples if each.at_s == at_s)
-    return (after.local, after.spot, after.booting) == (sample.local, sample.spot, sample.booting)
 
 
 def _trainer(canvas: Canvas, top: float, seen: Timeline, end_s: float) -> None:

@@ -1,0 +1,100 @@
+"""`tensorhub simulate rollout`: seeds and assumptions in a row, a picture, and mistakes in one line."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tensorhub_simulator.rollout_performance.__main__ import FOLDER, OURS, main, read
+
+SMALL = """
+name: small
+seed: 3
+engine: {fixed_s: 0.05, each_s: 0.001, attention_s: 0, prefill_tokens_per_s: 10000, slots: 8}
+lengths: {prompt: 8, median: 60, between: 0.6, within: 0.4, longest: 300}
+trainer:
+  {steps: 2, groups: 4, group_size: 4, micro_batch: 4, token_s: 0.004, publish_s: 0.5, engines: 1, seed_first_s: 4}
+spot: {trace: mine.csv, instances: 2, boot_s: 2, load_s: 0.5}
+price: {reserved: 4, spot: 1}
+vary:
+  - {what: a notice, set: {spot.notice_s: 2}}
+"""
+TRACE = "0,comes,a\n0,comes,b\n5,goes,a\n8,comes,c\n"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "mine.csv").write_text(TRACE)
+    found = tmp_path / "mine.yaml"
+    found.write_text(SMALL)
+    return found
+
+
+def test_each_system_runs_with_each_seed_and_each_assumption(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    systems = ["--system", "reserved", "--system", "rlboost"]
+    assert main([str(path), *systems, "--seeds", "2", "--json", "--processes", "1"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(each["what"], each["seed"], each["system"]) for each in found] == [
+        (what, seed, system) for what in ("", "a notice") for seed in (3, 4) for system in ("reserved", "rlboost")
+    ]
+    assert found[0]["tokens"] != found[2]["tokens"]
+    assert main([str(path), *systems, "--seeds", "2", "--processes", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "small: 2 steps, 32 responses; median of 2 seeds (least to most)" in said
+    assert "a notice" in said
+
+
+def test_the_picture_has_all_systems(path: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "small.svg"
+    assert main([str(path), "--alone", "--svg", str(picture), "--processes", "1"]) == 0
+    said = picture.read_text(encoding="utf-8")
+    for each in ("reserved", "disaggregated", "recompute", "rlboost", "streamrl", "arrival"):
+        assert f">{each}: " in said
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_ours_can_be_read_with_all_their_assumptions(name: str) -> None:
+    scenario, beside = read(name)
+    assert (scenario.name, beside) == (name, FOLDER)
+    assert scenario.vary
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("mine.csv", "other.csv", "spot.trace"),
+        (
+            "spot.notice_s",
+            "spot.warning_s",
+            "small with 'a notice' is no scenario of rollouts: Object contains",
+        ),
+        ("spot.notice_s: 2", "trainers.steps: 2", "nothing stands at 'trainers.steps'"),
+        ("load_s: 0.5", "notice_s: 0", "spot.load_s and weights exclude each other"),
+        ("instances: 2", "instances: 0", "spot.instances is 0"),
+    ],
+)
+def test_a_mistake_is_one_line(path: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, said: str) -> None:
+    assert old in SMALL
+    path.write_text(SMALL.replace(old, new))
+    assert main([str(path), "--processes", "1"]) == 1
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 1
+    assert said in errors[0]
+
+
+def test_a_trace_that_is_none_is_told(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (path.parent / "mine.csv").write_text("0,goes,a\n")
+    assert main([str(path), "--processes", "1"]) == 1
+    assert "is no trace: line 1: a goes, and is not there" in capsys.readouterr().err
+
+
+def test_weights_that_are_moved_take_the_place_of_one_number(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """100 GB over a card of 100 Gbit/s take 9 s and 10 take 0.9: some of it is in the way of the job."""
+    took = []
+    for gbytes in (10, 100):
+        weights = f"\nweights: {{gbytes: {gbytes}, shards: 1, nic_gbit_s: 100}}\n"
+        path.write_text(SMALL.replace(", load_s: 0.5", "") + weights)
+        assert main([str(path), "--alone", "--json", "--system", "disaggregated", "--processes", "1"]) == 0
+        took.append(msgspec.json.decode(capsys.readouterr().out)["seconds"])
+    assert took[1] > took[0] + 4
