@@ -19,11 +19,12 @@ from tensorhub_simulator.rollout_performance.engine_model import EngineCosts
 from tensorhub_simulator.rollout_performance.spot import SpotChange, TraceError, recorded, scaled
 from tensorhub_simulator.rollout_performance.weights import Weights, wrong_with
 
-System = Literal["reserved", "disaggregated", "recompute", "rlboost", "streamrl", "arrival"]
+System = Literal["reserved", "disaggregated", "recompute", "rlboost", "streamrl", "arrival", "siblings", "oracle"]
 """What drives the rollouts. `reserved`: the trainer's own engines alone, which make all responses before it trains;
 where they only train, the whole fleet does both in turn. `disaggregated`: the trainer's GPUs only train, and begin once
 others have made all responses of a step. `recompute`: RLBoost's policy, and what a lost machine had made is lost with
-it. The others: a policy of the rollout manager."""
+it. `rlboost`, `streamrl`, `arrival`: a policy of the rollout manager. `siblings`: all are placed at once, balanced in
+time by what earlier responses to a prompt let expect. `oracle`: the same, by true lengths."""
 
 STEPS_MAX: Final = 1000
 STEPS_AHEAD_MAX: Final = 4

@@ -7,7 +7,7 @@ Always true: each response is trained once, and it has as many tokens as were dr
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from hashlib import sha256
 from random import Random
@@ -46,15 +46,19 @@ from tensorhub_rollout.core.leader_events import (
     LeaderEffect,
     LeaderInput,
     LoadPrompt,
+    Place,
     PromptLoaded,
     ReportCame,
     SendAbort,
     SendAssign,
     StoreEnd,
     VersionsSeen,
+    Want,
+    Withdraw,
 )
 from tensorhub_rollout.core.outcomes import Attached, Ended, Outcome, Refused, Submitted
 from tensorhub_rollout.core.state import RolloutState
+from tensorhub_rollout.policy.view import PlaceAction
 from tensorhub_runner.core.runner_events import (
     AbortCame,
     AnswerAbort,
@@ -73,6 +77,7 @@ from tensorhub_runner.core.runner_events import (
 from tensorhub_simulator.engine.agenda import Agenda
 from tensorhub_simulator.rollout_performance.config import Scenario, System
 from tensorhub_simulator.rollout_performance.machine import HEARTBEAT_S, RESEND_S, Machine, Pace
+from tensorhub_simulator.rollout_performance.offline import balanced_in_time
 from tensorhub_simulator.rollout_performance.spot import SpotChange
 from tensorhub_simulator.rollout_performance.timeline import Doing, Sample, Span, Timeline
 from tensorhub_simulator.rollout_performance.trainer import StepProgress, StepRecord, trainer_of
@@ -311,9 +316,29 @@ class JobRun:
             return
         self._looks_at = math.inf
         self._tell(Tick())
-        for wanted in self._decisions.look(self._leader, MODEL, self._agenda.now):
+        for wanted in self._wanted():
             self._tell(wanted)
         self._look_later(max(0.0, IDLE_LOOK_S - self._look_s))
+
+    def _wanted(self) -> Iterator[Want | Place | Withdraw]:
+        """Yield what the manager's policies want, or what takes their place."""
+        if self._system not in ("siblings", "oracle"):
+            yield from self._decisions.look(self._leader, MODEL, self._agenda.now)
+            return
+        left_of = self._left if self._system == "oracle" else self._expected
+        for action in balanced_in_time(self._leader.view(MODEL), left_of, self._scenario.engine):
+            if isinstance(action, PlaceAction):
+                yield Place(action.request, action.runner)
+            else:
+                yield Withdraw(action.request, None)
+
+    def _left(self, of: RequestId) -> float:
+        response = self._leader.responses.get(of)
+        return self._lengths[of] - (0 if response is None else response.count)
+
+    def _expected(self, of: RequestId) -> float:
+        expected = self._leader.lengths.estimate(of, now=self._agenda.now)
+        return max(1.0, expected.median - expected.made)
 
     def _tell(self, event: LeaderInput) -> list[LeaderEffect]:
         """Give the leader an event, carry out what it wants, and return its answers."""

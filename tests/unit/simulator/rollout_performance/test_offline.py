@@ -1,0 +1,48 @@
+"""The offline optimum of small cases: nothing is below it, and balance in time by true lengths is near it."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensorhub_common.protocol.rollout.entries import RequestId
+from tensorhub_rollout.policy.view import FleetView, InstanceView, PlaceAction
+from tensorhub_simulator.rollout_performance.engine_model import EngineCosts
+from tensorhub_simulator.rollout_performance.offline import REQUESTS_MAX, balanced_in_time, ends_s, optimum_s
+
+COSTS = EngineCosts(fixed_s=0.01, each_s=0.002, attention_s=0.0, prefill_tokens_per_s=1e6, slots=16)
+
+
+def test_a_long_response_has_an_instance_to_itself() -> None:
+    """100 tokens alone take 1.2 s; six of 30 take 0.3 + 0.36 s: one beside the long one would end it at 1.26 s."""
+    lengths = [100, *[30] * 6]
+    assert optimum_s(lengths, 2, 0, COSTS) == pytest.approx(1.2)
+    assert ends_s([100], 0, COSTS) == pytest.approx(1.2)
+    assert ends_s([30] * 6, 0, COSTS) == pytest.approx(0.66)
+    # In equal counts it takes longer.
+    assert ends_s([100, 30, 30, 30], 0, COSTS) == pytest.approx(1.0 + 0.38)
+
+
+def placed_s(lengths: list[int], instances: int) -> float:
+    """Return how long it takes where the balance in time places them."""
+    requests = {RequestId(1, number): length for number, length in enumerate(lengths)}
+    runners = tuple(InstanceView(f"r{number}", 16, (), ()) for number in range(instances))
+    view = FleetView(tuple(requests), runners, 1)
+    found: dict[str, list[int]] = {}
+    for action in balanced_in_time(view, lambda of: float(requests[of]), COSTS):
+        assert isinstance(action, PlaceAction)
+        found.setdefault(action.runner, []).append(requests[action.request])
+    assert sorted(each for part in found.values() for each in part) == sorted(lengths)
+    return max(ends_s(part, 0, COSTS) for part in found.values())
+
+
+@given(lengths=st.lists(st.integers(1, 300), min_size=1, max_size=7), instances=st.integers(1, 3))
+@settings(deadline=None, max_examples=60)
+def test_balance_in_time_is_within_a_third_of_the_optimum_and_never_below(lengths: list[int], instances: int) -> None:
+    best = optimum_s(lengths, instances, 0, COSTS)
+    assert best * (1 - 1e-9) <= placed_s(lengths, instances) <= best * 4 / 3
+    assert best >= max(lengths) * COSTS.step.seconds(1, 0.0) * (1 - 1e-9)
+
+
+def test_an_optimum_of_many_is_refused() -> None:
+    with pytest.raises(ValueError, match="at most 10"):
+        optimum_s([1] * (REQUESTS_MAX + 1), 2, 0, COSTS)
