@@ -183,7 +183,10 @@ class JobRun:
             checkpoint_s=SECONDS_MAX,
             look_s=self._look_s,
         )
-        self._leader = Leader(self._state, LOG, limits, 0.0)
+        # It has listened for long enough that the first silence counts.
+        self._leader = Leader(self._state, LOG, limits, -limits.silence_s)
+        for part in (2 / 3, 1 / 3):
+            self._leader.handle(Tick(), -part * limits.silence_s)
         self._decisions = Decisions(PolicyLimits(), _raise)
         self._append(Attach("main", MODEL, 0, "nonce", POLICIES.get(system, "rlboost")))
 

@@ -122,9 +122,11 @@ class Machine:
         if not isinstance(event, FrameAnswered | HeartbeatAnswered | ReportAnswered):
             # No answer asks for more tokens than have been sent.
             self._make(self.agenda.now)
+            self._flush_when_due()
         self._give(event)
         if isinstance(event, HeartbeatAnswered):
-            self._follow_pace()
+            self._beat_every(self.pace.seconds)
+            self._flush_when_due()
         self._load_if_staged()
         self._wake_later()
 
@@ -138,6 +140,7 @@ class Machine:
             self._make(due_at)
             self.core.flush_every(0.0)
             self._give(Tick())
+        self.core.flush_every(math.inf)
         self._make(now)
         self.is_up = False
 
@@ -147,11 +150,14 @@ class Machine:
             self._begun.update(made.requests)
             self._begun -= made.ended
             self._give(self._stepped(made))
+
+    def _flush_when_due(self) -> None:
+        """Tell of mere progress at the pace of the fleet, of first tokens and ends sooner."""
         self.core.flush_every(self.pace.seconds if self._has_told else FLUSH_S)
 
-    def _follow_pace(self) -> None:
-        if self.core.limits.heartbeat_s != self.pace.seconds:
-            self.core.limits = msgspec.structs.replace(self.core.limits, heartbeat_s=self.pace.seconds)
+    def _beat_every(self, seconds: float) -> None:
+        if self.core.limits.heartbeat_s != seconds:
+            self.core.limits = msgspec.structs.replace(self.core.limits, heartbeat_s=seconds)
 
     def stage(self, version: int, pause_s: float) -> None:
         """Have a version beside the engine's; it takes its place as soon as the runner lets it."""
@@ -169,6 +175,8 @@ class Machine:
 
         def loaded() -> None:
             self._is_changing = False
+            # The leader learns its version from a heartbeat.
+            self._beat_every(HEARTBEAT_S)
             self.tell(WeightsLoaded(version, f"root-{version}"))
 
         self.agenda.after(self._pause_s, loaded)

@@ -53,6 +53,22 @@ def test_a_job_without_any_spot_instance_is_as_one_with_its_own_engines_alone() 
     assert none.cost == pytest.approx(none.seconds / 3600 * 4)
 
 
+def test_seldom_messages_of_a_large_fleet_cost_no_more_tokens_of_machines_that_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As if it had thousands of instances: mere progress is told every 20 s, and what is lost is still one second's."""
+    found = scenario(changes=((0.0, 3), (11.7, 1)))
+    lengths = msgspec.structs.replace(found.lengths, median=250, between=0.05, within=0.05)
+    found = msgspec.structs.replace(found, lengths=lengths)
+    often = JobRun(found, "rlboost").run()
+    monkeypatch.setattr("tensorhub_simulator.rollout_performance.machine.MESSAGES_PER_S", 0.1)
+    seldom = JobRun(found, "rlboost").run()
+    assert often.lost == seldom.lost == 2
+    # At most 8 requests at 20 tokens a second.
+    assert 0 < seldom.made - seldom.tokens <= seldom.lost * 8 * 20
+    assert seldom.seconds == pytest.approx(often.seconds, rel=0.1)
+
+
 def test_machines_of_a_trace_come_and_go_as_it_says() -> None:
     """Of two, one goes after a while and another comes: paid are 5 + 20 s and more, with what boots."""
     text = "0,comes,a\n0,comes,b\n5,goes,a\n8,comes,c\n"
