@@ -5,13 +5,11 @@ group is kept for `KEPT_S`, or until one of it ends: each look of a policy asks 
 """
 
 from collections.abc import Callable
-from typing import Final
-
-import msgspec
+from typing import Final, NamedTuple
 
 from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_rollout.core.state import Group, RolloutState
-from tensorhub_rollout.policy.lengths import LengthEstimate, LengthLimits, LengthModel
+from tensorhub_rollout.policy.lengths import GroupEstimate, LengthEstimate, LengthLimits, LengthModel
 
 KEPT_S: Final = 2.0
 """What is expected of a group is used for so long, though its responses have grown."""
@@ -19,8 +17,12 @@ GROUPS_MAX: Final = 65_536
 """Limit of the groups of which it is kept; at the limit all is forgotten, and estimated anew."""
 LENGTH_LIMITS: Final = LengthLimits()
 
-_TELLS: Final = frozenset({"stop", "length"})
-"""How a request ended whose length tells of others."""
+
+class _Expected(NamedTuple):
+    """What is expected of a group, and of one of it without tokens."""
+
+    group: GroupEstimate
+    fresh: LengthEstimate
 
 
 class ResponseLengths:
@@ -30,8 +32,8 @@ class ResponseLengths:
         """Learn from what has ended and is not done. `held` returns how many tokens of a request are here."""
         self._state, self._held = state, held
         self._model = LengthModel(LENGTH_LIMITS)
-        self._expected: dict[tuple[int, int], tuple[float, LengthEstimate]] = {}
-        """By submission and group: until when it counts, and what is expected of one without tokens."""
+        self._expected: dict[tuple[int, int], tuple[float, _Expected]] = {}
+        """By submission and group: until when it counts, and what is expected."""
         for of, _, request in state.requests():
             if request.end is not None:
                 self.ended(of)
@@ -39,10 +41,16 @@ class ResponseLengths:
     def ended(self, of: RequestId) -> None:
         """Learn from a request that has ended, where that tells of its length."""
         request = self._state.request(of)
-        if request is None or request.end is None or request.end.reason not in _TELLS:
+        if request is None or request.end is None:
             return
         group = self._state.submissions[of.submission].groups[request.group]
-        self._model.finished(group.digest, request.end.tokens)
+        match request.end.reason:
+            case "stop":
+                self._model.finished(group.digest, request.end.tokens)
+            case "length":
+                self._model.cut_off(group.digest, request.end.tokens)
+            case _:
+                return
         self._expected.pop((of.submission, request.group), None)
 
     def estimate(self, of: RequestId, now: float) -> LengthEstimate:
@@ -57,8 +65,11 @@ class ResponseLengths:
                 self._expected.clear()
             self._expected[of.submission, number] = now + KEPT_S, expected
         made = self._held(of)
-        return msgspec.structs.replace(expected, made=made) if made else expected
+        if not made:
+            return expected.fresh
+        return expected.group.of(made, expected.fresh.tokens_max)
 
-    def _of_group(self, seq: int, group: Group) -> LengthEstimate:
+    def _of_group(self, seq: int, group: Group) -> _Expected:
         members = (RequestId(seq, index) for index in range(group.first, group.first + group.size))
-        return self._model.estimate(group.digest, 0, [count for of in members if (count := self._held(of))])
+        found = self._model.estimate_group(group.digest, [count for of in members if (count := self._held(of))])
+        return _Expected(found, found.of(0, group.tokens_max))

@@ -14,6 +14,9 @@ in size (Searle, Casella and McCulloch, "Variance Components", section 3.6). Wha
 - what a regressor says of the prompt, where there is one;
 - what it has made already: it is longer than that.
 
+A response that its limit cut off is longer than it came to be. It counts with the two moments of what the model expects
+above that (one step of expectation maximization), and not as a length.
+
 That finished siblings tell most is TailSieve's finding, and Seer's: the prompt explains about two thirds of the
 variation of length. StreamRL (arXiv 2504.15930, section 4.3) asks a small language model instead.
 
@@ -80,35 +83,58 @@ class LengthEstimate(msgspec.Struct, frozen=True):
     made: int
     """How many tokens it has."""
     knowledge: Knowledge
-    tokens_max: int | None = None
-    """Limit of its tokens; None: it has none."""
+    tokens_max: float = math.inf
+    """Limit of its tokens."""
 
     def quantile(self, share: float) -> float:
         """Return the length that a response with `made` tokens stays below with this probability, in tokens."""
-        found = _quantile(self.mean, self.deviation, self.made, share)
-        return found if self.tokens_max is None else min(found, self.tokens_max)
+        return min(self.tokens_max, _quantile(self.mean, self.deviation, self.made, share))
 
     def left(self) -> tuple[float, float]:
         """Return how many tokens are still to come, and their square, as expected: what sums are made of."""
         made, most = float(self.made), self.tokens_max
         cut = -math.inf if made < 1 else (math.log(made) - self.mean) / self.deviation
-        end = math.inf if most is None else (math.log(most) - self.mean) / self.deviation
+        end = (math.log(most) - self.mean) / self.deviation if most < math.inf else math.inf
         above, beyond = _share_above(cut), _share_above(end)
         if above < _SHARE_MIN or end <= cut:
             # Far out, what is left falls off like an exponential: the median is off by a factor of ln 2.
             left = (self.median - made) / math.log(2)
             return left, 2 * left * left
-        at_end = 0.0 if most is None else most * beyond
-        square_at_end = 0.0 if most is None else most * at_end
+        at_end = most * beyond if beyond else 0.0
         first = _moment(self.mean, self.deviation, 1, cut, end) + at_end
-        second = _moment(self.mean, self.deviation, 2, cut, end) + square_at_end
+        second = _moment(self.mean, self.deviation, 2, cut, end) + (most * at_end if at_end else 0.0)
         length, square = first / above, second / above
         return max(0.0, length - made), max(0.0, square - 2 * made * length + made * made)
 
     @property
     def median(self) -> float:
         """The length that it exceeds as likely as not."""
-        return self.quantile(0.5) if self.made else math.exp(self.mean)
+        return self.quantile(0.5) if self.made else min(self.tokens_max, math.exp(self.mean))
+
+
+class GroupEstimate(msgspec.Struct, frozen=True):
+    """What is known of the responses of one group together, those that run among them."""
+
+    mean: float
+    """Of the log length, with all that run."""
+    precision: float
+    """Of the mean."""
+    weight: float
+    """The part of it that is from other than what runs."""
+    within: float
+    """The variance of the log lengths of one prompt."""
+    knowledge: Knowledge
+
+    def of(self, made: int, tokens_max: float = math.inf) -> LengthEstimate:
+        """Return how long one of them will be. Its own tokens count once, as its own."""
+        mean, precision = self.mean, self.precision
+        if made and precision > self.weight:
+            # A step of Newton's method back from the mean; where nothing else runs it is exact.
+            deviation = math.sqrt(self.within)
+            first, second = _slopes((math.log(made) - mean) / deviation)
+            precision = max(self.weight, precision - second / self.within)
+            mean -= first / deviation / precision
+        return LengthEstimate(mean, math.sqrt(1 / precision + self.within), made, self.knowledge, tokens_max)
 
 
 @dataclass(slots=True)
@@ -138,14 +164,25 @@ class LengthModel:
 
     def finished(self, prompt: Hashable, tokens: int) -> None:
         """Take how long a response of a prompt was: at least one token."""
+        x = math.log(max(1, tokens))
+        self._take(prompt, x, x * x)
+
+    def _take(self, prompt: Hashable, x: float, square: float) -> None:
         known = self._prompts.pop(prompt, None) or _Lengths()
         self._take_out(known)
-        x = math.log(max(1, tokens))
-        known.count, known.total, known.squares = known.count + 1, known.total + x, known.squares + x * x
+        known.count, known.total, known.squares = known.count + 1, known.total + x, known.squares + square
         self._put_in(known)
         self._prompts[prompt] = known
         if len(self._prompts) > self._limits.prompts_max:
             self._take_out(self._prompts.pop(next(iter(self._prompts))))
+
+    def cut_off(self, prompt: Hashable, tokens: int) -> None:
+        """Take that a response of a prompt was cut off after so many tokens: at least one."""
+        expected, x = self.estimate(prompt), math.log(max(1, tokens))
+        hazard, _ = _slopes((x - expected.mean) / expected.deviation)
+        first = expected.mean + expected.deviation * hazard
+        second = expected.mean**2 + expected.deviation**2 + expected.deviation * hazard * (x + expected.mean)
+        self._take(prompt, first, second)
 
     def _put_in(self, each: _Lengths, sign: int = 1) -> None:
         self._count += sign * each.count
@@ -188,21 +225,28 @@ class LengthModel:
         `running`: how many tokens others of its group have that still run. `regressed`: the log length that a
         regressor expects of the prompt, in place of the job's mean.
         """
+        group = self.estimate_group(prompt, running, regressed)
+        return LengthEstimate(group.mean, math.sqrt(1 / group.precision + group.within), made, group.knowledge)
+
+    def estimate_group(
+        self, prompt: Hashable, running: Iterable[int] = (), regressed: float | None = None
+    ) -> GroupEstimate:
+        """Return what is known of the responses of a group. `running`: how many tokens those have that still run."""
         between, within = self.variances()
         known = self._prompts.get(prompt) or _Lengths()
         prior = self.mean if regressed is None else regressed
         cut = [max(1, each) for each in running]
         weight, total = 1 / between + known.count / within, prior / between + known.total / within
-        mean = total / weight
+        mean, precision = total / weight, weight
         if cut:
-            mean, weight = _with_running(total, weight, math.sqrt(within), [math.log(each) for each in cut])
+            mean, precision = _with_running(total, weight, math.sqrt(within), [math.log(each) for each in cut])
         if known.count:
             knowledge = Knowledge.FINISHED
         elif any(each > 1 for each in cut):
             knowledge = Knowledge.RUNNING
         else:
             knowledge = Knowledge.JOB if regressed is None else Knowledge.REGRESSED
-        return LengthEstimate(mean, math.sqrt(1 / weight + within), made, knowledge)
+        return GroupEstimate(mean, precision, weight, within, knowledge)
 
 
 def _share_above(deviations: float) -> float:

@@ -62,6 +62,25 @@ def test_what_has_ended_tells_of_all_of_its_content_and_at_once(state: RolloutSt
     assert book.estimate(THIRD, 0.0).median > 1000
 
 
+def test_what_was_cut_off_is_longer_than_it_came_to_be_and_none_longer_than_it_may(state: RolloutState) -> None:
+    book, other = (ResponseLengths(state, no_tokens) for _ in range(2))
+    end(state, FIRST, 300, "length")
+    book.ended(FIRST)
+    cut = book.estimate(SECOND, 0.0).median
+    assert cut > 300
+    assert book.estimate(SECOND, 0.0).quantile(0.999) <= 4096
+    assert other.estimate(SECOND, 0.0).knowledge is Knowledge.JOB
+
+
+def test_what_a_response_has_made_is_not_taken_for_a_sibling(state: RolloutState) -> None:
+    held = Counter({FIRST: 3000})
+    of_three = ResponseLengths(state, held.__getitem__).estimate(FIRST, 0.0)
+    of_one = ResponseLengths(state, Counter({LATER: 3000}).__getitem__).estimate(LATER, 0.0)
+    fresh = ResponseLengths(state, no_tokens).estimate(FIRST, 0.0)
+    assert of_three.mean == pytest.approx(of_one.mean, rel=1e-4) == pytest.approx(fresh.mean, rel=1e-4)
+    assert of_three.median > 3000
+
+
 def test_a_leader_begins_with_what_has_ended_before_it(state: RolloutState) -> None:
     end(state, FIRST, 2000)
     assert ResponseLengths(state, no_tokens).estimate(SECOND, 0.0).knowledge is Knowledge.FINISHED

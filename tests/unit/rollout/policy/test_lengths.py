@@ -30,6 +30,9 @@ def learnt(lengths: list[list[int]]) -> LengthModel:
     return model
 
 
+LEARNT = learnt(drawn(Random(5), 200))
+
+
 def test_variances_by_hand() -> None:
     """Log lengths 12 and 14 of one prompt, 15, 17 and 19 of another."""
     model = LengthModel(LengthLimits())
@@ -124,3 +127,39 @@ def test_whatever_was_seen_estimates_are_above_what_is_there_and_in_their_order(
     assert made <= low <= middle <= high < math.inf
     assert model.estimate(0, made + 1000, running).median >= middle * (1 - 1e-6)
     assert model.estimate(0, made, [*running, 10_000_000]).mean >= found.mean - 1e-6
+
+
+def test_what_its_limit_cut_off_is_longer_than_it_came_to_be() -> None:
+    """Three in ten are cut off: the lengths are found again, and not where they count as lengths, or not at all."""
+    most = 600
+    model, naive, ignorant = (LengthModel(LengthLimits()) for _ in range(3))
+    cut = 0
+    for prompt, of_prompt in enumerate(drawn(Random(4), 2000)):
+        for each in of_prompt:
+            cut += each > most
+            (model.cut_off if each > most else model.finished)(prompt, min(each, most))
+            naive.finished(prompt, min(each, most))
+            if each <= most:
+                ignorant.finished(prompt, each)
+    assert 0.3 < cut / 16_000 < 0.4
+    assert model.mean == pytest.approx(MEAN, abs=0.15)
+    assert ignorant.mean < naive.mean < MEAN - 0.2
+    assert [math.sqrt(each) for each in model.variances()] == pytest.approx([BETWEEN, WITHIN], abs=0.15)
+    assert model.estimate("new").quantile(0.9) > 1000 > naive.estimate("new").quantile(0.9)
+
+
+def test_no_response_is_expected_to_be_longer_than_it_may() -> None:
+    found = learnt([[1000, 2000]] * 5).estimate_group("new").of(0, 700)
+    assert (found.median, found.quantile(0.9)) == (700, 700)
+
+
+@given(st.lists(st.integers(2, 3000), min_size=1, max_size=7), st.integers(2, 3000))
+def test_the_tokens_of_a_response_count_once(others: list[int], made: int) -> None:
+    """As if it was not among those that run; exactly so where nothing else does."""
+    model = LEARNT
+    one = model.estimate_group("new", [made]).of(made)
+    alone = model.estimate("new", made)
+    assert (one.mean, one.deviation) == pytest.approx((alone.mean, alone.deviation), rel=0.005)
+    found, wanted = model.estimate_group("new", [made, *others]).of(made), model.estimate("new", made, others)
+    assert found.mean == pytest.approx(wanted.mean, abs=0.5 * wanted.deviation)
+    assert found.deviation == pytest.approx(wanted.deviation, rel=0.2)
