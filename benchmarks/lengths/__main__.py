@@ -3,7 +3,7 @@
     python -m benchmarks.lengths benchmarks/lengths/*.gz
     python -m benchmarks.lengths --regressors linear,tree,forest AzureLLMInferenceTrace_code.csv
 
-A regressor is one of river's (`pip install river`); without it those rows are left out.
+What prompts of the same length tell is compared with regressors of river (`pip install river`), where it is installed.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from benchmarks.lengths.replay import SOURCES, Quality, Regressor, measured
+from benchmarks.lengths.replay import SOURCES, AboutAsLong, Quality, Regressor, measured
 from benchmarks.lengths.trace import Group, read
 from benchmarks.page import table, write
 
@@ -71,7 +71,7 @@ def main() -> None:
     if names and importlib.util.find_spec("river") is None:
         print("river is not installed (pip install river): regressors are left out", file=sys.stderr)
         names = []
-    reports = []
+    reports: list[Report] = []
     for path in options.traces:
         try:
             trace = read(path)
@@ -87,20 +87,20 @@ def main() -> None:
 
 
 def _reports(name: str, trace: list[Group], window: int, regressors: list[str]) -> Iterator[Report]:
-    """Yield what each source is worth without a regressor, and then what is worth something else with one."""
+    """Yield what each source is worth, and what some are worth with regressors."""
     prompts, responses = len({each.group for each in trace}), sum(len(each.out_lens) for each in trace)
     telling = [each for each in SOURCES if each.tells(trace)]
-    found = [measured(trace, window, each, None) for each in telling if not each.regressed or each.at_cutoff]
+    found = [measured(trace, window, each, AboutAsLong()) for each in telling]
     yield Report(name, prompts, responses, window, "", found)
     for regressor in regressors:
-        found = [measured(trace, window, each, Regressor(REGRESSORS[regressor])) for each in telling if each.regressed]
+        found = [measured(trace, window, each, Regressor(REGRESSORS[regressor])) for each in telling if each.alike]
         yield Report(name, prompts, responses, window, regressor, found)
 
 
 def _text(report: Report) -> str:
     """Return the table of a trace."""
     what = f"`{report.trace}`: {report.prompts:,} prompts, {report.responses:,} responses"
-    what += f"; with river's {report.regressor} regressor" if report.regressor else ""
+    what += f", with river's {report.regressor} regressor instead of prompts about as long" if report.regressor else ""
     head = ["known", "recall", "below the 10 %", "50 %", "90 % quantile", "error", "responses"]
     rows = [
         [

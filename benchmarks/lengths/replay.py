@@ -2,7 +2,7 @@
 
 In a step all groups begin at once. Sources differ in what is known, and when it is asked:
 
-- at the beginning: the other prompts of the job; earlier responses of the same prompt; what a regressor says of it;
+- at the beginning: the other prompts of the job; earlier responses of the same prompt; prompts that are alike;
 - after so many responses of each group have ended, which the trace names first (`siblings`): of the others;
 - at a cutoff: all responses have as many tokens, a quarter of them have ended, and of the others it is known that they
   run, and what their siblings did. Those that have ended count as predicted.
@@ -14,12 +14,13 @@ import math
 import statistics
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from random import Random
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
 from benchmarks.lengths.trace import Group, windows
-from tensorhub_rollout.policy.lengths import LengthEstimate, LengthLimits, LengthModel
+from tensorhub_rollout.policy.lengths import LengthEstimate, LengthLimits, LengthModel, Prior
+from tensorhub_rollout.policy.prompt_lengths import PromptLengths
 from tensorhub_rollout.policy.skew import TAIL_SHARE
 
 CUTOFF: Final = 0.25
@@ -28,8 +29,15 @@ QUANTILES: Final = (0.1, 0.5, 0.9)
 STEPS_BEFORE: Final = 2
 """So many steps are learnt from before any is counted."""
 
-Regress = Callable[[Group], float | None]
-"""What a regressor says of the log length of a group's responses; None: nothing yet."""
+
+class Alike(Protocol):
+    """What is known of a new prompt by what is alike of it."""
+
+    def prior(self, group: Group, variances: tuple[float, float]) -> Prior | None:
+        """Return what is expected of a group's prompt. `variances`: between prompts and within them."""
+
+    def learn(self, step: Sequence[Group]) -> None:
+        """Take a step's responses."""
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -38,7 +46,8 @@ class Source(msgspec.Struct, frozen=True):
     name: str
     earlier: bool = False
     """The same prompt's responses of earlier steps."""
-    regressed: bool = False
+    alike: bool = False
+    """What prompts that are alike tell: those about as long, or by a regressor."""
     siblings: float = 0.0
     """This share of a group has ended, at least one."""
     at_cutoff: bool = False
@@ -58,15 +67,15 @@ class Source(msgspec.Struct, frozen=True):
 
 SOURCES: Final = (
     Source("the job"),
-    Source("a regressor", regressed=True),
+    Source("prompts about as long", alike=True),
     Source("the prompt's earlier responses", earlier=True),
-    Source("earlier responses, a regressor", earlier=True, regressed=True),
+    Source("earlier responses, and those prompts", earlier=True, alike=True),
     Source("one sibling has ended", siblings=0.01),
     Source("half of the siblings have", siblings=0.5),
     Source("at the cutoff: own tokens", at_cutoff=True),
     Source("at the cutoff: what runs", at_cutoff=True, running=True),
     Source("at the cutoff: what has ended", at_cutoff=True, finished=True),
-    Source("at the cutoff: all", earlier=True, regressed=True, at_cutoff=True, finished=True, running=True),
+    Source("at the cutoff: all", earlier=True, alike=True, at_cutoff=True, finished=True, running=True),
 )
 
 
@@ -91,22 +100,29 @@ class _Predicted(msgspec.Struct):
     is_cut: bool
 
 
-def measured(trace: Sequence[Group], window: int, source: Source, regressor: "Regressor | None") -> Quality:
+def measured(trace: Sequence[Group], window: int, source: Source, alike: Alike) -> Quality:
     """Replay a trace with one source."""
     model, lots = LengthModel(LengthLimits()), Random(1)
     recalls: list[float] = []
     counted: list[_Predicted] = []
-    regress = regressor.predict if regressor is not None and source.regressed else _nothing
     for number, step in enumerate(windows([*trace], window)):
-        cutoff, found = _cutoff_of(step), list[_Predicted]()
-        for at, group in enumerate(step):
-            key = group.group if source.earlier else (number, at)
-            found += _of_group(model, source, group, key, cutoff, regress)
+        cutoff, keys = (
+            _cutoff_of(step),
+            [each.group if source.earlier else (number, at) for at, each in enumerate(step)],
+        )
+        parts = [_parted(source, each, cutoff) for each in step]
+        for key, group, (first, _) in zip(keys, step, parts, strict=True):
+            _learn(model, key, group, first)
+        found = list[_Predicted]()
+        for key, group, (_, others) in zip(keys, step, parts, strict=True):
+            found += _predicted(model, source, group, key, others, cutoff, alike if source.alike else None)
+        for key, group, (_, others) in zip(keys, step, parts, strict=True):
+            _learn(model, key, group, others)
         if number >= STEPS_BEFORE and len(found) > 1 / TAIL_SHARE:
             recalls.append(_recall(found, lots))
             counted += found
-        if regressor is not None and source.regressed:
-            regressor.learn(step)
+        if source.alike:
+            alike.learn(step)
     asked = [each for each in counted if each.expected is not None]
     whole = [each for each in asked if not each.is_cut]
     below = tuple(
@@ -122,6 +138,25 @@ def measured(trace: Sequence[Group], window: int, source: Source, regressor: "Re
     )
 
 
+class AboutAsLong:
+    """Production's: prompts about as long."""
+
+    def __init__(self) -> None:
+        """Know nothing yet."""
+        self._prompts = PromptLengths(LengthLimits())
+
+    def prior(self, group: Group, variances: tuple[float, float]) -> Prior | None:
+        """Return what is expected of a group's prompt."""
+        return self._prompts.prior(group.prompt_len, variances[1])
+
+    def learn(self, step: Sequence[Group]) -> None:
+        """Take a step's responses, one of each group."""
+        for each in step:
+            tokens = each.out_lens[0]
+            is_cut = each.tokens_max is not None and tokens >= each.tokens_max
+            (self._prompts.cut_off if is_cut else self._prompts.finished)(each.prompt_len, tokens)
+
+
 class Regressor:
     """Learns log lengths online from what a job has of a prompt before it generates."""
 
@@ -130,11 +165,11 @@ class Regressor:
         self._model, self._step = make(), 0
         self._recent = 0.0
 
-    def predict(self, group: Group) -> float | None:
-        """Return the log length that is expected of a group's responses."""
+    def prior(self, group: Group, variances: tuple[float, float]) -> Prior | None:
+        """Return what is expected of a group's prompt."""
         if not self._step:
             return None
-        return float(self._model.predict_one(self._features(group)))  # type: ignore[attr-defined]
+        return Prior(float(self._model.predict_one(self._features(group))), variances[0])  # type: ignore[attr-defined]
 
     def learn(self, step: Sequence[Group]) -> None:
         """Take a step's responses."""
@@ -156,38 +191,42 @@ class Regressor:
         }
 
 
-def _nothing(_: Group) -> None:
-    return None
-
-
-def _of_group(
-    model: LengthModel, source: Source, group: Group, key: Hashable, cutoff: int, regress: Regress
-) -> list[_Predicted]:
-    """Predict a group's responses, and learn from them. `cutoff`: how many tokens each has made."""
-    most, lengths, regressed = group.tokens_max or math.inf, group.out_lens, regress(group)
+def _parted(source: Source, group: Group, cutoff: int) -> tuple[list[int], list[int]]:
+    """Return which responses of a group have ended before the others are predicted, and the others."""
+    lengths = group.out_lens
     if source.at_cutoff:
-        first = [each for each in lengths if each <= cutoff] if source.finished else []
-        others = [each for each in lengths if each > cutoff or not source.finished]
-    else:
-        count = math.ceil(source.siblings * len(lengths)) if len(lengths) > 1 else 0
-        first, others = [*lengths[:count]], [*lengths[count:]]
-    for tokens in first:
-        _learn(model, key, tokens, most)
-    made = cutoff if source.at_cutoff else 0
-    running = [made] * sum(each > cutoff for each in lengths) if source.running else []
-    expected = model.estimate_group(key, running, regressed).of(made, most)
-    for tokens in others:
-        _learn(model, key, tokens, most)
+        is_known = [source.finished and each <= cutoff for each in lengths]
+        first = [each for each, known in zip(lengths, is_known, strict=True) if known]
+        return first, [each for each, known in zip(lengths, is_known, strict=True) if not known]
+    count = math.ceil(source.siblings * len(lengths)) if len(lengths) > 1 else 0
+    return [*lengths[:count]], [*lengths[count:]]
+
+
+def _predicted(
+    model: LengthModel,
+    source: Source,
+    group: Group,
+    key: Hashable,
+    others: Sequence[int],
+    cutoff: int,
+    alike: Alike | None,
+) -> list[_Predicted]:
+    """Predict a group's responses. `cutoff`: how many tokens each has made."""
+    most, made = group.tokens_max or math.inf, cutoff if source.at_cutoff else 0
+    prior = None if alike is None else alike.prior(group, model.variances())
+    running = [made] * sum(each > cutoff for each in group.out_lens) if source.running else []
+    expected = model.estimate_group(key, running, prior).of(made, most)
     if not source.at_cutoff:
         return [_Predicted(expected, tokens, tokens >= most) for tokens in others]
-    return [_Predicted(expected if each > cutoff else None, each, each >= most) for each in lengths]
+    return [_Predicted(expected if each > cutoff else None, each, each >= most) for each in group.out_lens]
 
 
-def _learn(model: LengthModel, key: Hashable, tokens: int, most: float) -> None:
-    if tokens >= most:
-        model.cut_off(key, tokens)
-    else:
-        model.finished(key, tokens)
+def _learn(model: LengthModel, key: Hashable, group: Group, lengths: Iterable[int]) -> None:
+    for tokens in lengths:
+        if tokens >= (group.tokens_max or math.inf):
+            model.cut_off(key, tokens)
+        else:
+            model.finished(key, tokens)
 
 
 def _cutoff_of(step: Sequence[Group]) -> int:

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_rollout.core.state import Group, RolloutState
 from tensorhub_rollout.policy.lengths import GroupEstimate, LengthEstimate, LengthLimits, LengthModel
+from tensorhub_rollout.policy.prompt_lengths import PromptLengths
 
 KEPT_S: Final = 2.0
 """What is expected of a group is used for so long, though its responses have grown."""
@@ -31,7 +32,7 @@ class ResponseLengths:
     def __init__(self, state: RolloutState, held: Callable[[RequestId], int]) -> None:
         """Learn from what has ended and is not done. `held` returns how many tokens of a request are here."""
         self._state, self._held = state, held
-        self._model = LengthModel(LENGTH_LIMITS)
+        self._model, self._prompts = LengthModel(LENGTH_LIMITS), PromptLengths(LENGTH_LIMITS)
         self._expected: dict[tuple[int, int], tuple[float, _Expected]] = {}
         """By submission and group: until when it counts, and what is expected."""
         for of, _, request in state.requests():
@@ -44,11 +45,16 @@ class ResponseLengths:
         if request is None or request.end is None:
             return
         group = self._state.submissions[of.submission].groups[request.group]
+        tokens, is_first = request.end.tokens, of.index == group.first
         match request.end.reason:
             case "stop":
-                self._model.finished(group.digest, request.end.tokens)
+                self._model.finished(group.digest, tokens)
+                if is_first:
+                    self._prompts.finished(group.prompt_tokens, tokens)
             case "length":
-                self._model.cut_off(group.digest, request.end.tokens)
+                self._model.cut_off(group.digest, tokens)
+                if is_first:
+                    self._prompts.cut_off(group.prompt_tokens, tokens)
             case _:
                 return
         self._expected.pop((of.submission, request.group), None)
@@ -71,5 +77,8 @@ class ResponseLengths:
 
     def _of_group(self, seq: int, group: Group) -> _Expected:
         members = (RequestId(seq, index) for index in range(group.first, group.first + group.size))
-        found = self._model.estimate_group(group.digest, [count for of in members if (count := self._held(of))])
+        running = [count for of in members if (count := self._held(of))]
+        _, within = self._model.variances()
+        prior = self._prompts.prior(group.prompt_tokens, within)
+        found = self._model.estimate_group(group.digest, running, prior)
         return _Expected(found, found.of(0, group.tokens_max))

@@ -4,5 +4,5 @@ The leader checks every action, so that a policy can be slow but never wrong. `a
 it.
 
 Seams: `activation`, `allocation`, `arrival`, `balancing`, `dispatch`, `finish_times`, `lengths`, `placing`, `plateau`,
-`ranking`, `scale`, `seeding`, `seeding_end`, `skew`, `view`.
+`prompt_lengths`, `ranking`, `scale`, `seeding`, `seeding_end`, `skew`, `view`.
 """

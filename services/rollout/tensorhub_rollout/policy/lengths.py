@@ -11,7 +11,7 @@ in size (Searle, Casella and McCulloch, "Variance Components", section 3.6). Wha
 - finished responses of its prompt, those of its group and of earlier steps;
 - those of its group that still run: each is longer than it is now (a mean of censored values, by Newton's method on
   their likelihood, as in Tobit regression);
-- what a regressor says of the prompt, where there is one;
+- prompts that are about as long (`prompt_lengths`);
 - what it has made already: it is longer than that.
 
 A response that its limit cut off is longer than it came to be. It counts with the two moments of what the model expects
@@ -68,10 +68,17 @@ class Knowledge(StrEnum):
     """Finished responses of the same prompt."""
     RUNNING = "running"
     """Responses of the same prompt that still run."""
-    REGRESSED = "regressed"
-    """What a regressor says of the prompt."""
+    ALIKE = "alike"
+    """Prompts that are about as long."""
     JOB = "job"
     """The other prompts of the job."""
+
+
+class Prior(msgspec.Struct, frozen=True):
+    """What is expected of the mean log length of a prompt before any of its responses."""
+
+    mean: float
+    variance: float
 
 
 class LengthEstimate(msgspec.Struct, frozen=True):
@@ -218,25 +225,25 @@ class LengthModel:
         return max((explained - within) / size, _VARIANCE_MIN), max(within, _VARIANCE_MIN)
 
     def estimate(
-        self, prompt: Hashable, made: int = 0, running: Iterable[int] = (), regressed: float | None = None
+        self, prompt: Hashable, made: int = 0, running: Iterable[int] = (), prior: Prior | None = None
     ) -> LengthEstimate:
         """Return how long a response with `made` tokens will be.
 
-        `running`: how many tokens others of its group have that still run. `regressed`: the log length that a
-        regressor expects of the prompt, in place of the job's mean.
+        `running`: how many tokens others of its group have that still run. `prior`: what is expected of the prompt, in
+        place of what is known of all prompts of the job.
         """
-        group = self.estimate_group(prompt, running, regressed)
+        group = self.estimate_group(prompt, running, prior)
         return LengthEstimate(group.mean, math.sqrt(1 / group.precision + group.within), made, group.knowledge)
 
     def estimate_group(
-        self, prompt: Hashable, running: Iterable[int] = (), regressed: float | None = None
+        self, prompt: Hashable, running: Iterable[int] = (), prior: Prior | None = None
     ) -> GroupEstimate:
         """Return what is known of the responses of a group. `running`: how many tokens those have that still run."""
         between, within = self.variances()
         known = self._prompts.get(prompt) or _Lengths()
-        prior = self.mean if regressed is None else regressed
+        expected, between = (self.mean, between) if prior is None else (prior.mean, max(_VARIANCE_MIN, prior.variance))
         cut = [max(1, each) for each in running]
-        weight, total = 1 / between + known.count / within, prior / between + known.total / within
+        weight, total = 1 / between + known.count / within, expected / between + known.total / within
         mean, precision = total / weight, weight
         if cut:
             mean, precision = _with_running(total, weight, math.sqrt(within), [math.log(each) for each in cut])
@@ -245,7 +252,7 @@ class LengthModel:
         elif any(each > 1 for each in cut):
             knowledge = Knowledge.RUNNING
         else:
-            knowledge = Knowledge.JOB if regressed is None else Knowledge.REGRESSED
+            knowledge = Knowledge.JOB if prior is None else Knowledge.ALIKE
         return GroupEstimate(mean, precision, weight, within, knowledge)
 
 

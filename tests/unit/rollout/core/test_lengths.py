@@ -56,7 +56,7 @@ def test_what_has_ended_tells_of_all_of_its_content_and_at_once(state: RolloutSt
     for of in (SECOND, LATER):
         assert book.estimate(of, 0.0).knowledge is Knowledge.FINISHED
         assert book.estimate(of, 0.0).median > 1000
-    assert book.estimate(ELSE, 0.0).knowledge is Knowledge.JOB
+    assert book.estimate(ELSE, 0.0).knowledge is Knowledge.ALIKE, "its prompt is as long"
     end(state, SECOND, 1, "failed")
     book.ended(SECOND)
     assert book.estimate(THIRD, 0.0).median > 1000

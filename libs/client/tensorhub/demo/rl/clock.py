@@ -46,13 +46,15 @@ def hour_of(number: int, seed: int) -> int:
     return Random(f"{seed}.{number}").randrange(HOURS)  # noqa: S311 (a draw of lots, no secret)
 
 
-def reward(hour: int, token_ids: Sequence[int]) -> float:
-    """Return the share of the clock's 16 steps, from one hour to the next, that a response makes: 0 to 1.
+def reward(hour: int, token_ids: Sequence[int], until: int | None = None) -> float:
+    """Return the share of the clock's steps, from one hour to the next, that a response makes: 0 to 1.
 
-    Each step counts once, so that going round within a few hours gains nothing. Only the right response has 1.
+    Wanted are all 16, or those up to the hour `until`. Each counts once, so that going round within a few hours gains
+    nothing. Only the right response has 1.
     """
-    steps = {(first, second) for first, second in pairwise((hour, *token_ids)) if second == (first + 1) % HOURS}
-    return len(steps) / HOURS
+    count = HOURS if until is None else (until - hour - 1) % HOURS + 1
+    wanted = {((hour + at) % HOURS, (hour + at + 1) % HOURS) for at in range(count)}
+    return len(wanted.intersection(pairwise((hour, *token_ids)))) / count
 
 
 def main() -> None:

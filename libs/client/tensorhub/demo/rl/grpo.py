@@ -16,8 +16,11 @@ CLIP: Final = 0.2
 DEVIATION_MIN: Final = 1e-4
 
 
-def grpo_loss(model: nn.Module, responses: Iterable[Response]) -> torch.Tensor:
-    """Return the clipped loss of whole groups, averaged over tokens. Failed responses are left out."""
+def grpo_loss(model: nn.Module, responses: Iterable[Response], until: int | None = None) -> torch.Tensor:
+    """Return the clipped loss of whole groups, averaged over tokens. Failed responses are left out.
+
+    `until`: the hour that responses are to end with; None: they are to go round the clock.
+    """
     groups = defaultdict[str, list[Response]](list)
     for each in responses:
         if each.finish_reason in {"stop", "length"}:
@@ -26,7 +29,7 @@ def grpo_loss(model: nn.Module, responses: Iterable[Response]) -> torch.Tensor:
     loss, count = torch.zeros((), device=device), 0
     for group in groups.values():
         rewards = torch.tensor(
-            [reward(int(each.prompt_ids[0]), each.token_ids.tolist()) for each in group], device=device
+            [reward(int(each.prompt_ids[0]), each.token_ids.tolist(), until) for each in group], device=device
         )
         advantages = (rewards - rewards.mean()) / (rewards.std(correction=0) + DEVIATION_MIN)
         prompt = torch.tensor(group[0].prompt_ids.tolist(), device=device).expand(len(group), -1)

@@ -23,7 +23,7 @@ import tensorhub
 from tensorhub import Prompt, Sampling
 from tensorhub.demo.rl.clock import HOURS, MODEL, build, hour_of
 from tensorhub.demo.rl.grpo import grpo_loss
-from tensorhub.demo.rl.step_facts import facts_of
+from tensorhub.demo.rl.step_facts import facts_of, lines_of_lengths
 from tensorhub.demo.verify import report
 
 GROUPS, GROUP_SIZE = 8, 16
@@ -51,6 +51,10 @@ class Trainer:
 
     def __init__(self, checkpoint: Path, seed: int, steps: int, device: str, *, went_back: bool) -> None:
         self.checkpoint, self.seed, self.steps = checkpoint, seed, steps
+        self.until: int | None = None
+        """The hour that a response ends with; None: all are as long."""
+        self.lengths: Path | None = None
+        """Where the lengths of responses are written, as a line of JSON for each group."""
         self.model = build(seed).to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), betas=(0.9, 0.99), weight_decay=0.0)
         self.progress = Progress(epoch=int(time.time()))
@@ -83,7 +87,12 @@ class Trainer:
             # go on with a version that comes meanwhile. Each token has the log-probability that it was drawn with.
             staleness=1,
             on_update="continue",
-            sampling=Sampling(max_tokens=HOURS, temperature=1.0, seed=self.seed),
+            sampling=Sampling(
+                max_tokens=HOURS,
+                temperature=1.0,
+                seed=self.seed,
+                stop_token_ids=() if self.until is None else (self.until,),
+            ),
         )
         if self.progress.last is not None:
             report("step", **self.progress.last)
@@ -103,10 +112,10 @@ class Trainer:
 
     def step(self, policy: tensorhub.Shard, responses: list[tensorhub.Response]) -> None:
         """Learn from whole groups, and publish what became of the model."""
-        progress, facts = self.progress, facts_of(responses, policy.version or 0)
+        progress, facts = self.progress, facts_of(responses, policy.version or 0, self.until)
         for settings in self.optimizer.param_groups:
             settings["lr"] = learning_rate(progress.step, self.steps)
-        loss = grpo_loss(self.model, responses)
+        loss = grpo_loss(self.model, responses, self.until)
         self.optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -117,6 +126,9 @@ class Trainer:
             progress.waiting = [each for each in progress.waiting if each not in facts["groups"]]
             progress.last = {"step": progress.step, "loss": loss.item(), **facts}
             self.save()
+        if self.lengths is not None:
+            with self.lengths.open("a") as file:
+                file.writelines(lines_of_lengths(responses, progress.step, HOURS))
         report("step", **progress.last)
 
     def next_prompts(self) -> list[str]:
@@ -144,9 +156,17 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu", help="what it computes on, as cuda")
+    parser.add_argument(
+        "--until", type=int, metavar="HOUR", help="a response ends with this hour, or after a whole day"
+    )
+    parser.add_argument(
+        "--lengths", type=Path, metavar="FILE", help="add the lengths of responses to it, as JSON lines"
+    )
     parser.add_argument("--went-back", action="store_true", help="this checkpoint is older than the last one")
     options = parser.parse_args()
     trainer = Trainer(options.checkpoint, options.seed, options.steps, options.device, went_back=options.went_back)
+    trainer.until = options.until
+    trainer.lengths = options.lengths
     with tensorhub.connect() as hub:
         trainer.train(hub)
 
