@@ -94,7 +94,13 @@ def _reports(name: str, trace: list[Group], window: int, regressors: list[str]) 
     yield Report(name, prompts, responses, window, "", found)
     for regressor in regressors:
         found = [measured(trace, window, each, Regressor(REGRESSORS[regressor])) for each in telling if each.alike]
-        yield Report(name, prompts, responses, window, regressor, found)
+        yield Report(name, prompts, responses, window, regressor, [_renamed(each) for each in found])
+
+
+def _renamed(found: Quality) -> Quality:
+    """Return it under the name of what stood in for prompts about as long."""
+    name = found.source.replace("prompts about as long", "the regressor").replace("those prompts", "the regressor")
+    return msgspec.structs.replace(found, source=name)
 
 
 def _text(report: Report) -> str:

@@ -40,6 +40,7 @@ from tensorhub_rollout.core.leader_events import (
     AnswerHeartbeat,
     AnswerReport,
     AssignAnswered,
+    EndSeeding,
     EntryFolded,
     FrameCame,
     HeartbeatCame,
@@ -323,7 +324,7 @@ class JobRun:
             self._tell(wanted)
         self._look_later(max(0.0, IDLE_LOOK_S - self._look_s))
 
-    def _wanted(self) -> Iterator[Want | Place | Withdraw]:
+    def _wanted(self) -> Iterator[Want | Place | Withdraw | EndSeeding]:
         """Yield what the manager's policies want, or what takes their place."""
         if self._system not in ("siblings", "oracle"):
             yield from self._decisions.look(self._leader, MODEL, self._agenda.now)

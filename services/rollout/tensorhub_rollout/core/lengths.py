@@ -65,8 +65,7 @@ class ResponseLengths:
         number = submission.requests[of.index].group
         until, expected = self._expected.get((of.submission, number), (now, None))
         if expected is None or now >= until:
-            group = submission.groups[number]
-            expected = msgspec.structs.replace(self._of_group(of.submission, group), tokens_max=group.tokens_max)
+            expected = self._of_group(of.submission, submission.groups[number])
             if len(self._expected) >= GROUPS_MAX:
                 self._expected.clear()
             self._expected[of.submission, number] = now + KEPT_S, expected

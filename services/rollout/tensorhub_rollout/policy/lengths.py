@@ -52,6 +52,9 @@ class LengthLimits(msgspec.Struct, frozen=True):
 
     prompts_max: int = 65_536
     """Limit of the prompts that are remembered, the latest used."""
+    responses_max: float = 32.0
+    """Each response of a prompt counts as one, and all before it as one less than this together, at most: the policy
+    that makes them learns meanwhile."""
     deviation_first: float = 1.0
     """The deviation of log lengths, between prompts and within them, until two responses of a prompt were seen."""
     tokens_first: float = 256.0
@@ -148,9 +151,16 @@ class GroupEstimate(msgspec.Struct, frozen=True):
 class _Lengths:
     """The log lengths of one prompt's finished responses."""
 
-    count: int = 0
+    count: float = 0.0
+    """The older ones count in part."""
     total: float = 0.0
     squares: float = 0.0
+
+    def fade(self, count: float) -> None:
+        """Have them count as no more than so many."""
+        if self.count > count:
+            share = count / self.count
+            self.count, self.total, self.squares = count, share * self.total, share * self.squares
 
     @property
     def explained(self) -> float:
@@ -165,7 +175,7 @@ class LengthModel:
         """Know nothing yet."""
         self._limits = limits
         self._prompts: dict[Hashable, _Lengths] = {}
-        self._count = 0
+        self._count = 0.0
         self._total = self._squares = self._explained = 0.0
         self._counts_squared = 0.0
 
@@ -177,6 +187,7 @@ class LengthModel:
     def _take(self, prompt: Hashable, x: float, square: float) -> None:
         known = self._prompts.pop(prompt, None) or _Lengths()
         self._take_out(known)
+        known.fade(self._limits.responses_max - 1)
         known.count, known.total, known.squares = known.count + 1, known.total + x, known.squares + square
         self._put_in(known)
         self._prompts[prompt] = known

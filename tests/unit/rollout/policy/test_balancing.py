@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorhub_common.protocol.rollout.entries import RequestId
-from tensorhub_rollout.policy.balancing import BalancingLimits, balance
+from tensorhub_rollout.policy.balancing import PLACED_MAX, BalancingLimits, balance
 from tensorhub_rollout.policy.view import FleetView, InstanceView, MoveAction, PlaceAction
 
 LIMITS = BalancingLimits(pending_max=3)
@@ -34,6 +34,11 @@ def test_the_fewest_pending_takes_the_next_and_none_takes_more_than_its_bound() 
         *zip(view.waiting, "bbaba"[:4], strict=False)
     ][:4]
     assert len(actions) == 4, "two instances with room for one and three; the others wait for a completion"
+
+
+def test_a_look_places_no_more_than_its_limit() -> None:
+    view = fleet(*(instance(f"r{number}") for number in range(PLACED_MAX)), waiting=2 * PLACED_MAX)
+    assert [each.request for each in balance(view, LIMITS, {})] == [*view.waiting[:PLACED_MAX]]
 
 
 def test_a_request_that_may_kill_its_instance_is_placed_where_nothing_is_pending_and_room_is_made_for_it() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from itertools import count, product
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorhub_common.protocol.rollout.entries import RequestId
@@ -203,6 +203,10 @@ def test_a_look_places_no_more_than_its_limit_and_those_that_are_estimated() -> 
     fleet = idle(*(f"r{number:03}" for number in range(300)))
     tokens = {of: 10.0 + at for at, of in enumerate(waiting)}
     pools, placed, now = Pools(), list[PlaceAction](), 0.0
+    full = tuple(InstanceView(each.runner, 16, (), (), takes_more=False) for each in fleet)
+    for number in range(2):
+        _, pools = dispatch(FleetView(waiting, full, 1), known(tokens), {}, pools, LIMITS, flat, now)
+        assert len(pools.expected.ranked) == NEW_MAX * (1 + number)
     while len(placed) < len(waiting):
         gone = {each.request for each in placed}
         view = FleetView(tuple(of for of in waiting if of not in gone), fleet, 1)
@@ -212,7 +216,7 @@ def test_a_look_places_no_more_than_its_limit_and_those_that_are_estimated() -> 
         placed += [each for each in actions if isinstance(each, PlaceAction)]
         now += 0.02
     assert {each.request for each in placed} == {*waiting}
-    assert [each.request for each in placed[:3]] == [*reversed(waiting[NEW_MAX - 3 : NEW_MAX])], "the first that came"
+    assert [each.request for each in placed[:3]] == [*reversed(waiting[-3:])], "all are known by now, the longest first"
 
 
 def test_what_waits_is_ranked_anew_in_its_turn_and_what_is_gone_is_forgotten() -> None:
@@ -232,13 +236,15 @@ def test_what_waits_is_ranked_anew_in_its_turn_and_what_is_gone_is_forgotten() -
     assert sorted(each.rank for each in expected.ranked.values()) == expected.ordered[None]
 
 
-@given(st.integers(1, 4 * SAMPLE_MAX), st.integers(0, 3))
-def test_a_sample_stands_for_all(count: int, instances: int) -> None:
+@given(st.integers(1, 4 * SAMPLE_MAX), st.sampled_from([(0, 0), (3, 50), (SAMPLE_MAX + 100, 1)]))
+@settings(max_examples=30)
+def test_a_sample_stands_for_all(count: int, at_work: tuple[int, int]) -> None:
     waiting, tokens = requests(count), dict[RequestId, float]()
-    there = tuple(InstanceView(f"r{at}", 8, (), requests(50)) for at in range(instances))
+    instances, of_each = at_work
+    there = tuple(InstanceView(f"r{at}", 8, (), requests(of_each)) for at in range(instances))
     tokens = {of: 1.0 + at for at, of in enumerate((*waiting, *(of for each in there for of in each.executing)))}
     expected, view = Expected(), FleetView(waiting, there, 1)
-    for _ in range(4):
+    for _ in range(6):
         expected = looked_at(view, expected, known(tokens), flat)
     found, each_is = sampled(expected)
     assert len({each.request for each in found}) == len(found) <= SAMPLE_MAX

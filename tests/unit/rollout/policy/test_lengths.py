@@ -71,6 +71,17 @@ def test_the_prompts_that_were_used_longest_ago_are_forgotten_with_what_they_tol
     assert model.estimate(0).knowledge is Knowledge.JOB
 
 
+def test_a_policy_that_learns_is_followed() -> None:
+    """Responses of a prompt that had 1,000 tokens a hundred times have 10 from now on."""
+    model, steady = LengthModel(LengthLimits(responses_max=8.0)), LengthModel(LengthLimits(responses_max=1e9))
+    for tokens in (1000,) * 100 + (10,) * 30:
+        for each in (model, steady):
+            each.finished("a", tokens)
+            each.finished("b", 100)
+    assert model.estimate("a").median < 20
+    assert steady.estimate("a").median > 200
+
+
 def test_what_was_drawn_is_found_again_and_quantiles_hold() -> None:
     """Of responses that are so long already, half are longer than the median, and a tenth than the 0.9 quantile."""
     lengths = drawn(Random(1), 2000)
