@@ -135,6 +135,7 @@ class Decisions:
             partial(leader.lengths.estimate, now=now),
             leader.context_of,
             leader.priority_of,
+            leader.is_due,
         )
         asked = leader.policy_of(model)
         for policy in dict.fromkeys((asked, FALLBACK_POLICY)):

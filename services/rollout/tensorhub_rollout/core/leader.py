@@ -166,6 +166,8 @@ class Leader:
         """By model: how many of its newest versions this leader has seen."""
         self._meters: dict[str, StepMeter] = {}
         """By model."""
+        self._submitted_in: dict[int, int] = {}
+        """By submission: how many versions this leader had seen when it came."""
         self._arrivals: dict[str, VersionArrivals] = {}
         """By model."""
         self._rules: dict[str, VersionRule] = {}
@@ -288,6 +290,11 @@ class Leader:
         submission = self.state.submissions[of.submission]
         group = submission.groups[submission.requests[of.index].group]
         return group.prompt_tokens + (self._held(of) or self._stored_count(of))
+
+    def is_due(self, of: RequestId) -> bool:
+        """Tell whether an open request was submitted before the newest version was published."""
+        submitted_in = self._submitted_in.get(of.submission)
+        return submitted_in is not None and submitted_in < self._steps.get(self.requests[of].model, 0)
 
     def policy_of(self, model: str) -> str:
         """Return how requests of a model are placed: as the trainer wants it that has attached last."""
@@ -749,6 +756,7 @@ class Leader:
             case Submitted(opened=opened):
                 for of in opened:
                     self._open(of)
+                    self._submitted_in[of.submission] = self._steps.get(self._model_of(of), 0)
             case Ended(requests=gone) | Cancelled(requests=gone) | Attached(dropped=gone):
                 for of in gone:
                     self.lengths.ended(of)

@@ -1,7 +1,9 @@
 """The policy `arrival`: each request where all is done soonest, with regard to when versions arrive. Pure.
 
 Requests are placed the longest first (longest processing time first, LPT), each on the instance that is done soonest
-with it (`finish_times`). Two terms can be switched off, each by itself:
+with it (`finish_times`). Requests that were submitted before the trainer's step began are *due*: the trainer may wait
+for them now, and does not for those that it has submitted ahead. They come first. Two terms can be switched off, each
+by itself:
 
 - Admission. An instance that has no version yet on which a request may run counts from when it will have one. What is
   best there waits for it; what is best elsewhere, or has waited for `hold_s_max`, begins now. Off: only instances that
@@ -20,7 +22,7 @@ from bisect import insort
 from collections.abc import Callable, Mapping
 from copy import copy
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -84,6 +86,8 @@ class ArrivalFacts(msgspec.Struct, frozen=True):
     context: Callable[[RequestId], int]
     """How many tokens a request has, its prompt among them."""
     priority: Callable[[RequestId], int]
+    is_due: Callable[[RequestId], bool]
+    """Whether a request was submitted before the trainer's step began, so that the trainer may wait for it now."""
 
 
 class _Fleet:
@@ -122,9 +126,9 @@ class _Fleet:
             left -= size
             load, steps = Load(assessed_at=now), self.steps[name]
             for of in each.executing:
-                load.add(self.work(of), steps)
+                load.add(self.work(of), steps, is_due=self.facts.is_due(of))
             for of in each.pending:
-                load.add(self.work(of), steps, is_new=True)
+                load.add(self.work(of), steps, is_new=True, is_due=self.facts.is_due(of))
             del self.loads[name]
             self.loads[name] = load
 
@@ -132,17 +136,23 @@ class _Fleet:
         """Return what is to be made of a request's response."""
         return Work.of(self.facts.estimate(of), self.facts.context(of), self.beside)
 
-    def finish_s(self, name: str) -> float:
-        """Return when an instance is done with all that it has."""
-        return self.loads[name].finish_s(self.steps[name])
+    @property
+    def has_due(self) -> bool:
+        """Whether some of what instances have is due before the rest."""
+        return any(each.due_longest for each in self.loads.values())
 
-    def add(self, name: str, work: Work) -> None:
+    def done_with_s(self, instance: InstanceView, work: Work, *, only_due: bool) -> float:
+        """Return when an instance is done with one more request, or with those alone that are due."""
+        load, steps = self.loads[instance.runner], self.steps[instance.runner]
+        return load.due_with_s(work, steps) if only_due else load.finish_with_s(work, steps)
+
+    def add(self, name: str, work: Work, *, is_due: bool) -> None:
         """Have an instance make a response from its context on."""
-        self.loads[name].add(work, self.steps[name], is_new=True)
+        self.loads[name].add(work, self.steps[name], is_new=True, is_due=is_due)
 
-    def hold(self, name: str, work: Work) -> None:
+    def hold(self, name: str, work: Work, *, is_due: bool) -> None:
         """Count a request where it is to go."""
-        self.with_held[name].add(work, self.steps[name], is_new=True)
+        self.with_held[name].add(work, self.steps[name], is_new=True, is_due=is_due)
 
 
 def place_by_arrival(
@@ -168,7 +178,7 @@ def _ordered(view: FleetView, facts: ArrivalFacts, order: tuple[Rank, ...], coun
         waiting.difference_update(each[-1] for each in found)
         for of in islice((of for of in view.waiting if of in waiting), count_max):
             length = facts.estimate(of)
-            insort(found, (-facts.priority(of), not length.made, -length.median, of))
+            insort(found, (-facts.priority(of), not length.made and not facts.is_due(of), -length.median, of))
     return tuple(found)
 
 
@@ -223,6 +233,7 @@ def _place_one(
 ) -> PlaceAction | None:
     """Place a request; None: it waits for an instance that is done sooner with it, and counts there."""
     view, work, is_alone = fleet.view, fleet.work(of), of in fleet.view.alone
+    is_due = fleet.facts.is_due(of)
     by_arrival = limits.admits_by_arrival and fleet.is_measured and not is_alone and of not in view.pinned
     best: tuple[float, str] | None = None
     best_now: tuple[float, str] | None = None
@@ -230,21 +241,23 @@ def _place_one(
         ready_s = _ready_s(view, of, each)
         if ready_s is None or (ready_s > 0 and not by_arrival):
             continue
-        found = (ready_s + fleet.with_held[name].finish_with_s(work, fleet.steps[name]), name)
+        load, steps = fleet.with_held[name], fleet.steps[name]
+        finish_s = load.due_with_s(work, steps) if is_due else load.finish_with_s(work, steps)
+        found = (ready_s + finish_s, name)
         best = found if best is None else min(best, found)
         if not ready_s and room[name] > 0 and not (is_alone and (each.pending or room[name] < _room(each, limits))):
             best_now = found if best_now is None else min(best_now, found)
     if best is None:
         return None
     if best_now is None or (best != best_now and may_hold):
-        fleet.hold(best[1], work)
+        fleet.hold(best[1], work, is_due=is_due)
         if is_alone:
             # Nothing else is placed there, so that nothing is pending there soon.
             room[best[1]] = 0
         return None
     finish_s, name = best_now
-    fleet.add(name, work)
-    fleet.hold(name, work)
+    fleet.add(name, work, is_due=is_due)
+    fleet.hold(name, work, is_due=is_due)
     # Nothing else is placed beside one that may kill its instance.
     room[name] = 0 if is_alone else room[name] - 1
     reason = f"about {work.left:.0f} tokens: with it {name} is done in {finish_s:.0f} s, and no other sooner"
@@ -266,52 +279,102 @@ def _ready_s(view: FleetView, of: RequestId, instance: InstanceView) -> float | 
 
 
 def _moved(fleet: _Fleet, limits: ArrivalLimits) -> list[MoveAction]:
-    """Return what moves from the instance that is done last to the one that is done first."""
+    """Return what moves from the instance that is done last to the one that is done first.
+
+    Where some requests are due before the rest, only these count, and move: the rest is evened out by what comes yet.
+    """
     takers = [each for each in fleet.by_name.values() if each.takes_more and each.may_start and each.free_slots > 0]
     takers = [each for each in takers if not fleet.view.is_kept_back(each)]
     actions: list[MoveAction] = []
+    only_due = fleet.has_due
+    done_s = {
+        name: load.due_s(fleet.steps[name]) if only_due else load.finish_s(fleet.steps[name])
+        for name, load in fleet.loads.items()
+    }
     while len(actions) < limits.moves_max and takers:
-        source = max(fleet.by_name.values(), key=lambda each: (fleet.finish_s(each.runner), each.runner))
-        target = min(takers, key=lambda each: (fleet.finish_s(each.runner), each.runner))
-        action = _move_one(fleet, source, target, limits, {each.request for each in actions})
-        if action is None:
+        source = max(fleet.by_name.values(), key=lambda each: (done_s[each.runner], each.runner))
+        longest = _longest(fleet, source, only_due=only_due)
+        target = min(takers, key=lambda each: (fleet.done_with_s(each, longest, only_due=only_due), each.runner))
+        if source is target or done_s[source.runner] - done_s[target.runner] < limits.gap_s_min:
             break
-        actions.append(action)
+        gone = {each.request for each in actions}
+        move = _best_move(fleet, source, target, limits, gone, only_due=only_due)
+        if move is None:
+            break
+        before_s = done_s[source.runner]
+        fleet.loads[source.runner] = move.rest
+        done_s[source.runner], done_s[target.runner] = move.source_s, move.target_s
+        fleet.add(target.runner, move.work, is_due=only_due)
+        reason = (
+            f"{source.runner} is done in {before_s:.0f} s, {before_s - move.after_s:.1f} s sooner without it; "
+            f"its context takes {move.price_s:.2f} s there"
+        )
+        actions.append(MoveAction(move.request, source.runner, target.runner, reason))
     return actions
 
 
-def _move_one(
-    fleet: _Fleet, source: InstanceView, target: InstanceView, limits: ArrivalLimits, gone: set[RequestId]
-) -> MoveAction | None:
+def _longest(fleet: _Fleet, source: InstanceView, *, only_due: bool) -> Work:
+    """Return the longest response of an instance, by which another one is chosen; its context is left out."""
+    load = fleet.loads[source.runner]
+    most = load.due_longest if only_due else load.longest
+    return Work(most, most * most, most, 0.0)
+
+
+class _Move(NamedTuple):
+    """One request that may move, and when both instances are done after it."""
+
+    after_s: float
+    price_s: float
+    request: RequestId
+    work: Work
+    rest: Load
+    """What the source has then."""
+    source_s: float
+    target_s: float
+
+
+def _best_move(
+    fleet: _Fleet,
+    source: InstanceView,
+    target: InstanceView,
+    limits: ArrivalLimits,
+    gone: set[RequestId],
+    *,
+    only_due: bool,
+) -> _Move | None:
     """Return the move after which both instances are done soonest; None: none is worth its price."""
     from_steps, to_steps = fleet.steps[source.runner], fleet.steps[target.runner]
-    before_s = fleet.finish_s(source.runner)
-    if source is target or before_s - fleet.finish_s(target.runner) < limits.gap_s_min:
-        return None
-    there = [(of, fleet.work(of)) for of in (*source.executing, *source.pending) if of not in gone]
+    load = fleet.loads[source.runner]
+    before_s = load.due_s(from_steps) if only_due else load.finish_s(from_steps)
+    there = [
+        (of, fleet.work(of))
+        for of in (*source.executing, *source.pending)
+        if of not in gone and (not only_due or fleet.facts.is_due(of))
+    ]
     there.sort(key=lambda each: (-each[1].most, each[0]))
-    best: tuple[float, float, RequestId, Work, Load] | None = None
+    best: _Move | None = None
     for at, (of, work) in enumerate(there):
         if not fleet.view.fits(of, target):
             continue
-        longest = there[0] if at else there[min(1, len(there) - 1)]
-        load = fleet.loads[source.runner]
-        rest = Load(
-            longest[1].most if len(there) > 1 else 0.0,
-            max(0.0, load.busy_s - work.busy_s(from_steps)),
-            max(0.0, load.prefill_s - work.prefill_s(from_steps)),
-            load.assessed_at,
-        )
-        after_s = max(rest.finish_s(from_steps), fleet.loads[target.runner].finish_with_s(work, to_steps))
-        price_s = work.prefill_s(to_steps)
+        longest = (there[0] if at else there[min(1, len(there) - 1)])[1].most if len(there) > 1 else 0.0
+        rest = _without(load, work, longest, from_steps, only_due=only_due)
+        source_s = rest.due_s(from_steps) if only_due else rest.finish_s(from_steps)
+        target_s = fleet.done_with_s(target, work, only_due=only_due)
+        after_s, price_s = max(source_s, target_s), work.prefill_s(to_steps)
         if after_s >= before_s or before_s - after_s < limits.price_factor * price_s:
             continue
         if best is None or (after_s, price_s) < best[:2]:
-            best = (after_s, price_s, of, work, rest)
-    if best is None:
-        return None
-    after_s, price_s, of, work, rest = best
-    fleet.loads[source.runner] = rest
-    fleet.add(target.runner, work)
-    reason = f"{source.runner} is done in {before_s:.0f} s, {before_s - after_s:.1f} s sooner without it"
-    return MoveAction(of, source.runner, target.runner, f"{reason}; its context takes {price_s:.2f} s there")
+            best = _Move(after_s, price_s, of, work, rest, source_s, target_s)
+    return best
+
+
+def _without(load: Load, work: Work, longest: float, steps: StepModel, *, only_due: bool) -> Load:
+    """Return a load without a request; `longest`: of the others."""
+    rest = copy(load)
+    rest.busy_s = max(0.0, load.busy_s - work.busy_s(steps))
+    rest.prefill_s = max(0.0, load.prefill_s - work.prefill_s(steps))
+    if only_due:
+        rest.due_longest, rest.due_busy_s = longest, max(0.0, load.due_busy_s - work.busy_s(steps))
+    else:
+        rest.longest, rest.rest_step_s = longest, max(0.0, load.rest_step_s - work.step_s(steps))
+    return rest

@@ -44,6 +44,10 @@ class Work(msgspec.Struct, frozen=True):
         """Return how much longer the steps of its instance take for it, all together."""
         return steps.each_s * self.left + steps.attention_s * (self.left * self.context + self.square / 2)
 
+    def step_s(self, steps: StepModel) -> float:
+        """Return how much longer one step of its instance takes for it now."""
+        return steps.each_s + steps.attention_s * self.context
+
     def prefill_s(self, steps: StepModel) -> float:
         """Return how long its context takes to be computed anew, at the price of a further request in a step."""
         return steps.each_s * self.context
@@ -61,17 +65,39 @@ class Load:
     """How long the contexts of all would take to be computed anew."""
     assessed_at: float = -math.inf
     """When all of its requests were looked at."""
+    due_longest: float = 0.0
+    """Tokens of its longest response that is due, which are to come."""
+    due_busy_s: float = 0.0
+    """What those that are due add to its steps."""
+    rest_step_s: float = 0.0
+    """What all others add to each step now."""
 
-    def add(self, work: Work, steps: StepModel, *, is_new: bool = False) -> None:
+    def add(self, work: Work, steps: StepModel, *, is_new: bool = False, is_due: bool = False) -> None:
         """Take one more request; `is_new`: its context is to be computed first."""
         prefill_s = work.prefill_s(steps)
+        busy_s = work.busy_s(steps) + (prefill_s if is_new else 0.0)
         self.longest = max(self.longest, work.most)
-        self.busy_s += work.busy_s(steps) + (prefill_s if is_new else 0.0)
+        self.busy_s += busy_s
         self.prefill_s += prefill_s
+        if is_due:
+            self.due_longest = max(self.due_longest, work.most)
+            self.due_busy_s += busy_s
+        else:
+            self.rest_step_s += work.step_s(steps)
 
     def finish_s(self, steps: StepModel) -> float:
         """Return how long all of it takes, in seconds."""
         return steps.fixed_s * self.longest + self.busy_s
+
+    def due_s(self, steps: StepModel) -> float:
+        """Return how long those take that are due, beside all others."""
+        return self.due_longest * (steps.fixed_s + self.rest_step_s) + self.due_busy_s
+
+    def due_with_s(self, work: Work, steps: StepModel) -> float:
+        """Return the same with one more request that is due, whose context is to be computed first."""
+        longest = max(self.due_longest, work.most)
+        added_s = work.busy_s(steps) + work.prefill_s(steps)
+        return longest * (steps.fixed_s + self.rest_step_s) + self.due_busy_s + added_s
 
     def finish_with_s(self, work: Work, steps: StepModel) -> float:
         """Return how long all of it takes with one more request, whose context is to be computed first."""

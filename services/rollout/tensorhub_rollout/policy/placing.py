@@ -29,6 +29,8 @@ class PlacingFacts(msgspec.Struct, frozen=True):
     context: Callable[[RequestId], int]
     """How many tokens a request has, those of its prompt among them."""
     priority: Callable[[RequestId], int]
+    is_due: Callable[[RequestId], bool] = lambda _: False
+    """Whether a request was submitted before the trainer's step began."""
 
 
 class PlacingLimits(msgspec.Struct, frozen=True):
@@ -50,7 +52,7 @@ def place(
 ) -> tuple[tuple[Action, ...], PlacingState]:
     """Return what to place and what to move, and the state of the policies after it."""
     if policy == ARRIVAL:
-        facts = ArrivalFacts(known.steps, known.estimate, known.context, known.priority)
+        facts = ArrivalFacts(known.steps, known.estimate, known.context, known.priority, known.is_due)
         actions, arrival = place_by_arrival(view, facts, state.arrival, limits.arrival, now)
         return actions, PlacingState(state.pools, arrival)
     if policy == STREAMRL:

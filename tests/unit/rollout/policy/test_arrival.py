@@ -46,7 +46,7 @@ def facts(
         return LengthEstimate(math.log(lengths.get(index, 100)), 1e-6, has.get(index, 0), Knowledge.JOB)
 
     known = {} if steps is None else dict.fromkeys(runners, steps)
-    return ArrivalFacts(known, estimate, lambda request: has.get(request.index, 0), lambda _: 0)
+    return ArrivalFacts(known, estimate, lambda request: has.get(request.index, 0), lambda _: 0, lambda _: False)
 
 
 def placed(seen: FleetView, known: ArrivalFacts, limits: ArrivalLimits = LIMITS, now: float = 0.0) -> dict[int, str]:
@@ -81,7 +81,9 @@ def test_no_more_than_the_slots_and_the_pending_ones_are_placed() -> None:
 
 def test_a_higher_priority_and_what_has_begun_come_first() -> None:
     known = facts({0: 900, 1: 10, 2: 20}, made={2: 5})
-    urgent = ArrivalFacts(known.steps, known.estimate, known.context, lambda request: int(request.index == 1))
+    urgent = ArrivalFacts(
+        known.steps, known.estimate, known.context, lambda request: int(request.index == 1), lambda _: False
+    )
     seen = view(3, instance("a", slots=1))
     assert placed(seen, urgent) == {1: "a"}
     assert placed(seen, known) == {2: "a"}
@@ -257,3 +259,37 @@ def test_all_is_ordered_and_assessed_within_some_looks() -> None:
         _, state = place_by_arrival(view(count, *there), known, state, LIMITS, 0.02 * look)
     assert len(state.order) == count
     assert all(state.loads[name].busy_s > 0 for name in runners)
+
+
+# ---------------------------------------------------------------------------------------------- what is due
+
+
+def due(known: ArrivalFacts, *indices: int) -> ArrivalFacts:
+    """Return the facts where these were submitted before the trainer's step began."""
+    return ArrivalFacts(
+        known.steps, known.estimate, known.context, known.priority, lambda request: request.index in indices
+    )
+
+
+def test_what_is_due_comes_before_longer_responses() -> None:
+    seen = view(3, instance("a", slots=1))
+    known = facts({0: 900, 1: 10, 2: 20})
+    assert placed(seen, known) == {0: "a"}
+    assert placed(seen, due(known, 1)) == {1: "a"}
+
+
+def test_only_what_is_due_moves_and_to_where_it_is_done_first() -> None:
+    # Each of the 18 others on a makes a step longer, and each of the 40 on b; c has few.
+    seen = view((), instance("a", tuple(range(20))), instance("b", tuple(range(100, 140))), instance("c", (200,)))
+    known = facts({**dict.fromkeys(range(20), 2000), **dict.fromkeys(range(100, 140), 4000), 200: 400})
+    assert {source for _, source, _ in moves(seen, known)} == {"b"}
+    found = moves(seen, due(known, 3, 4, 200))
+    assert {(index, source, target) for index, source, target in found} <= {(3, "a", "c"), (4, "a", "c")}
+    assert found
+
+
+def test_where_all_that_is_due_is_even_the_rest_stays_where_it_is() -> None:
+    seen = view((), instance("a", tuple(range(40))), instance("b", (100,)))
+    known = facts({**dict.fromkeys(range(40), 3000), 100: 400})
+    assert moves(seen, known)
+    assert moves(seen, due(known, 100)) == []

@@ -80,3 +80,20 @@ def test_the_longest_of_many_is_longer_and_never_past_the_limit() -> None:
     assert most[0] == pytest.approx(1000)
     assert most == sorted(most)
     assert most[-1] == 4000
+
+
+@given(requests, requests)
+def test_what_is_due_is_done_no_later_than_all_where_the_rest_lasts_as_long(
+    urgent: list[tuple[int, int]], rest: list[tuple[int, int]]
+) -> None:
+    longest = max(left for left, _ in urgent)
+    load, only = Load(), Load()
+    for left, context in urgent:
+        work = Work(left, left * left, left, context)
+        load.add(work, STEPS, is_due=True)
+        only.add(work, STEPS, is_due=True)
+    assert only.due_s(STEPS) == pytest.approx(only.finish_s(STEPS))
+    for _, context in rest:
+        load.add(Work(longest, longest * longest, longest, context), STEPS)
+    # The rest's contexts grow meanwhile, which is left out.
+    assert only.due_s(STEPS) <= load.due_s(STEPS) <= load.finish_s(STEPS) + 1e-9
