@@ -2,7 +2,8 @@
 
 `__main__` is the command; `job` has the world, `machine` an instance, `trainer` what takes responses, `engine_model`
 how long steps take, `spot` when machines come and go, `weights` when they have a version, `config` a scenario's file,
-`cases` what is run of it, `tables` and `picture` what came of that. `offline` has placements by lengths that are known.
+`draws` how long responses are, `cases` what is run, `tables` and `picture` what came of that. `offline` has placements
+by lengths that are known.
 
-Seams: `__main__`, `cases`, `config`, `engine_model`, `job`, `offline`, `spot`, `weights`.
+Seams: `__main__`, `cases`, `config`, `draws`, `engine_model`, `job`, `offline`, `spot`, `weights`.
 """

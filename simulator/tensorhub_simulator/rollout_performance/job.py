@@ -77,6 +77,7 @@ from tensorhub_runner.core.runner_events import (
 )
 from tensorhub_simulator.engine.agenda import Agenda
 from tensorhub_simulator.rollout_performance.config import Scenario, System
+from tensorhub_simulator.rollout_performance.draws import length_of, prompt_of
 from tensorhub_simulator.rollout_performance.machine import HEARTBEAT_S, RESEND_S, Machine, Pace
 from tensorhub_simulator.rollout_performance.offline import balanced_in_time
 from tensorhub_simulator.rollout_performance.spot import SpotChange
@@ -272,7 +273,7 @@ class JobRun:
             for of in outcome.opened:
                 self._progress_of[of.submission] = step
                 step.open.add(of)
-                self._lengths[of] = self._drawn(step.number, step.submitted)
+                self._lengths[of] = length_of(self._scenario, step.number, step.submitted)
                 step.submitted += 1
         elif isinstance(outcome, Ended):
             for of in outcome.requests:
@@ -290,21 +291,6 @@ class JobRun:
     def _payload(self, size: int) -> Payload:
         self._payloads += 1
         return Payload(f"{self._payloads:064x}", size)
-
-    def _drawn(self, step: int, index: int) -> int:
-        """Return how long a response of a step is: equal in all systems."""
-        lengths, seed = self._scenario.lengths, self._scenario.seed
-        prompt = self._prompt(step, index // self._trainer.group_size)
-        of_prompt = Random(f"{seed} {prompt}").gauss(0.0, lengths.between)
-        of_response = Random(f"{seed} {step + 1} {index}").gauss(0.0, lengths.within)
-        return max(1, min(lengths.longest, round(lengths.median * math.exp(of_prompt + of_response))))
-
-    def _prompt(self, step: int, group: int) -> str:
-        """Return the name of a group's prompt."""
-        count = self._scenario.lengths.prompts
-        if count is not None:
-            step, group = divmod((step * self._trainer.groups + group) % count, self._trainer.groups)
-        return f"{step + 1} {group}"
 
     # ------------------------------------------------------------------------------------------ the leader
 
@@ -573,7 +559,9 @@ class JobRun:
     def _submit(self, step: int) -> None:
         """Submit the groups of a step; those of an earlier one go first."""
         self._submitted.append(StepProgress(self._trainer, step))
-        names = [(f"s{step}-{number}", self._prompt(step, number)) for number in range(self._trainer.groups)]
+        names = [
+            (f"s{step}-{number}", prompt_of(self._scenario, step, number)) for number in range(self._trainer.groups)
+        ]
         longest, priority = self._scenario.lengths.longest, -step if self._trainer.steps_ahead else 0
         for first in range(0, len(names), GROUPS_MAX):
             groups = tuple(

@@ -1,12 +1,16 @@
 """The offline optimum of small cases: nothing is below it, and balance in time by true lengths is near it."""
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_rollout.policy.view import FleetView, InstanceView, PlaceAction
+from tensorhub_simulator.rollout_performance.config import decode
+from tensorhub_simulator.rollout_performance.draws import length_of
 from tensorhub_simulator.rollout_performance.engine_model import EngineCosts
+from tensorhub_simulator.rollout_performance.job import JobRun
 from tensorhub_simulator.rollout_performance.offline import REQUESTS_MAX, balanced_in_time, ends_s, optimum_s
 
 COSTS = EngineCosts(fixed_s=0.01, each_s=0.002, attention_s=0.0, prefill_tokens_per_s=1e6, slots=16)
@@ -41,6 +45,30 @@ def test_balance_in_time_is_within_a_third_of_the_optimum_and_never_below(length
     best = optimum_s(lengths, instances, 0, COSTS)
     assert best * (1 - 1e-9) <= placed_s(lengths, instances) <= best * 4 / 3
     assert best >= max(lengths) * COSTS.step.seconds(1, 0.0) * (1 - 1e-9)
+
+
+ONE_STEP = b"""
+name: one-step
+seed: 3
+engine: {fixed_s: 0.05, each_s: 0.01, attention_s: 0, prefill_tokens_per_s: 1000000, slots: 8}
+lengths: {prompt: 8, median: 400, between: 0.8, within: 0.5, longest: 4000}
+trainer: {steps: 1, groups: 4, group_size: 2, micro_batch: 8, token_s: 0, publish_s: 0, engines: 1, seeds: false}
+spot: {changes: [[0, 3]], boot_s: 0, load_s: 0}
+price: {reserved: 1, spot: 1}
+"""
+LATE_S = 3.0
+"""Until all instances are known, have their requests, and have told of the last end."""
+
+
+@pytest.mark.parametrize("seed", range(3, 8))
+def test_a_step_takes_no_less_than_the_optimum_and_with_known_lengths_not_much_more(seed: int) -> None:
+    """Eight responses on three instances, in the whole simulation with the production cores."""
+    scenario = msgspec.structs.replace(decode(ONE_STEP, "one-step"), seed=seed)
+    lengths = [length_of(scenario, 0, index) for index in range(8)]
+    best = optimum_s(lengths, 3, 8, scenario.engine)
+    took = JobRun(scenario, "oracle").run().seconds
+    assert best <= took <= 1.04 * best + LATE_S
+    assert JobRun(scenario, "rlboost").run().seconds >= best
 
 
 def test_an_optimum_of_many_is_refused() -> None:

@@ -1,0 +1,23 @@
+"""Which prompt a group is of, and how long each response is: equal in all systems of a scenario. Pure."""
+
+import math
+from random import Random
+
+from tensorhub_simulator.rollout_performance.config import Scenario
+
+
+def prompt_of(scenario: Scenario, step: int, group: int) -> str:
+    """Return the name of a group's prompt; steps and groups count from 0."""
+    count, groups = scenario.lengths.prompts, scenario.trainer.groups
+    if count is not None:
+        step, group = divmod((step * groups + group) % count, groups)
+    return f"{step + 1} {group}"
+
+
+def length_of(scenario: Scenario, step: int, index: int) -> int:
+    """Return how many tokens the response of a step with this number has."""
+    lengths, seed = scenario.lengths, scenario.seed
+    prompt = prompt_of(scenario, step, index // scenario.trainer.group_size)
+    of_prompt = Random(f"{seed} {prompt}").gauss(0.0, lengths.between)
+    of_response = Random(f"{seed} {step + 1} {index}").gauss(0.0, lengths.within)
+    return max(1, min(lengths.longest, round(lengths.median * math.exp(of_prompt + of_response))))
