@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from tensorhub_simulator.performance import baselines
-from tensorhub_simulator.performance.config import Cluster, ClusterError, check, converted
+from tensorhub_simulator.performance.config import PIECES_MIN, PIECES_READ, Cluster, ClusterError, check, converted
 from tensorhub_simulator.performance.lower_bound import Bound
 from tensorhub_simulator.performance.model.cluster import ClusterRun, run
 from tensorhub_simulator.performance.model.topology import GBYTE
@@ -18,13 +18,6 @@ from tensorhub_simulator.performance.variation import put
 
 WANTED: Final = {"global-stage": 6.7, "star": 4.8, "far-star": 19.0}
 """What the paper measured against each baseline."""
-
-PIECES_READ: Final = 50_000
-"""All replicas together read at most this many pieces of a version: in larger clusters pieces are larger. A chain's
-hops are longer then, so ours is slower than it would be."""
-
-PIECES_MIN: Final = 48
-"""But a shard has at least this many pieces."""
 
 GPUS_MIN: Final = 2
 """A trainer and one who reads."""

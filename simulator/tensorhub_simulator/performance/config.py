@@ -31,6 +31,13 @@ RESPONSES_MAX: Final = 65_536
 PIECES_MAX: Final = 4_096
 """A shard is cut into at most this many pieces: they are as large as that needs."""
 
+PIECES_READ: Final = 50_000
+"""All replicas together read at most this many pieces of a version: in larger clusters pieces are larger. A chain's
+hops are longer then, so ours is slower than it would be."""
+
+PIECES_MIN: Final = 48
+"""But a shard has at least this many pieces."""
+
 SECONDS_MAX: Final = 1e6
 """A run has so much virtual time at most, eleven days: agents beat twice a second, whatever else happens."""
 

@@ -76,6 +76,7 @@ from tensorhub_runner.core.runner_events import (
     SendReport,
 )
 from tensorhub_simulator.engine.agenda import Agenda
+from tensorhub_simulator.rollout_performance.arrivals import arrivals_s
 from tensorhub_simulator.rollout_performance.config import Scenario, System
 from tensorhub_simulator.rollout_performance.draws import length_of, prompt_of
 from tensorhub_simulator.rollout_performance.machine import HEARTBEAT_S, RESEND_S, Machine, Pace
@@ -83,7 +84,6 @@ from tensorhub_simulator.rollout_performance.offline import balanced_in_time
 from tensorhub_simulator.rollout_performance.spot import SpotChange
 from tensorhub_simulator.rollout_performance.timeline import Doing, Sample, Span, Timeline
 from tensorhub_simulator.rollout_performance.trainer import StepProgress, StepRecord, trainer_of
-from tensorhub_simulator.rollout_performance.weights import arrivals_s
 
 MODEL: Final = "policy"
 LOG: Final = "the-log"
