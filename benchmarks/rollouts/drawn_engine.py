@@ -1,0 +1,150 @@
+"""The torch engine, whose responses end where a benchmark has drawn it, and whose steps take what it says at least.
+
+The model computes each token, and a draw of lots says after how many a response ends: so lengths are skewed, are equal
+with each policy, and none of what decides knows them. Steps that are stretched stand for an engine that has a processor
+of its own: several on a few cores would else share these, and an instance with less to do would make others faster.
+
+A runner loads it by `TENSORHUB_RUNNER_ENGINE=benchmarks.rollouts.drawn_engine:load`, and finds `Drawn` in `FILE` of the
+hub's directory.
+"""
+
+import dataclasses
+import mmap
+import os
+import struct
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from benchmarks.demo_rl.counted_engine import FOLDER as COUNTS
+from benchmarks.demo_rl.counted_engine import CountedEngine
+from tensorhub_common.config.settings import Settings
+from tensorhub_common.protocol.rollout.entries import Attempt
+from tensorhub_common.protocol.rollout.messages import TOKEN_BYTES, EngineStep, Sampling
+from tensorhub_rollout.policy.plateau import StepModel
+from tensorhub_runner.app.engines import LoadedEngine, load_engine
+from tensorhub_runner.core.runner_events import StepTokens
+from tensorhub_runner.engines.engine import Engine, EngineCapacity, EngineFacts
+
+FILE: Final = "drawn.json"
+STEPS: Final = "steps"
+"""A folder of the hub's directory; it has one file for each process, of its latest steps."""
+STEP: Final = struct.Struct("<ddd")
+"""Batch, context tokens of each request, seconds."""
+STEPS_MAX: Final = 4096
+"""Limit of the steps that a process keeps, the latest."""
+
+
+class Drawn(msgspec.Struct, frozen=True):
+    """What was drawn, and how long steps take at least, in seconds."""
+
+    lengths: dict[int, int]
+    """By a request's own seed: how many tokens its response has."""
+    step: StepModel = StepModel(0.0, 0.0, 0.0)
+    prefill_s: float = 0.0
+    """For each token of a context that is computed anew."""
+
+
+class DrawnEngine:
+    """An engine whose responses end where it was drawn."""
+
+    def __init__(self, engine: Engine, drawn: Drawn, path: Path) -> None:
+        """Keep the latest steps in the file `path`, which outlives the process however it ends."""
+        self._engine, self._drawn = engine, drawn
+        self._contexts: dict[Attempt, int] = {}
+        self._prefill = 0
+        """Tokens of contexts that are to be computed in the next step."""
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes(STEPS_MAX * STEP.size))
+        with path.open("r+b") as file:
+            self._steps = mmap.mmap(file.fileno(), STEPS_MAX * STEP.size)
+        self._count = 0
+
+    def begin(self, attempt: Attempt, prompt: bytes, tokens: bytes, sampling: Sampling) -> None:
+        """Go on behind these tokens of the response, until it has as many as were drawn."""
+        ends = msgspec.structs.replace(sampling, tokens_max=self._drawn.lengths[sampling.seed])
+        self._engine.begin(attempt, prompt, tokens, ends)
+        self._contexts[attempt] = context = (len(prompt) + len(tokens)) // TOKEN_BYTES
+        self._prefill += context
+
+    def stop(self, attempt: Attempt) -> None:
+        """Leave an attempt."""
+        self._engine.stop(attempt)
+        self._contexts.pop(attempt, None)
+
+    def step(self) -> tuple[StepTokens, ...]:
+        """Make one step, and wait until it has taken what it is to take."""
+        began = time.perf_counter()
+        made = tuple(_said(each) for each in self._engine.step())
+        grown = [each.attempt for each in made if each.tokens]
+        batch, prefill, self._prefill = len(grown), self._prefill, 0
+        context = sum(self._contexts[each] for each in grown) / max(1, batch)
+        least_s = self._drawn.step.seconds(batch, context) if batch else 0.0
+        least_s += self._drawn.prefill_s * prefill
+        time.sleep(max(0.0, began + least_s - time.perf_counter()))
+        if batch and not prefill:
+            self._keep(EngineStep(batch, context, time.perf_counter() - began))
+        for each in made:
+            if each.finished is not None:
+                self._contexts.pop(each.attempt, None)
+            elif each.attempt in self._contexts:
+                self._contexts[each.attempt] += len(each.tokens) // TOKEN_BYTES
+        return made
+
+    def _keep(self, step: EngineStep) -> None:
+        at = self._count % STEPS_MAX * STEP.size
+        STEP.pack_into(self._steps, at, step.batch, step.context_tokens, step.seconds)
+        self._count += 1
+
+    def weights_changed(self) -> None:
+        """Take changed weights."""
+        self._engine.weights_changed()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return self._engine.has_work
+
+    @property
+    def capacity(self) -> EngineCapacity:
+        """How much it takes."""
+        return self._engine.capacity
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What it is, and how fast it was."""
+        return self._engine.facts
+
+
+def _said(made: StepTokens) -> StepTokens:
+    """Return a step's tokens: what ends where it was drawn has stopped, by its trainer's bound it would be cut."""
+    if made.finished is None or made.finished.reason != "length":
+        return made
+    return msgspec.structs.replace(made, finished=msgspec.structs.replace(made.finished, reason="stop"))
+
+
+def drawn_engine(engine: Engine, hub_directory: Path, name: str) -> Engine:
+    """Return an engine that ends responses as the hub's directory says it, and counts its tokens there."""
+    drawn = msgspec.json.decode((hub_directory / FILE).read_bytes(), type=Drawn, strict=False)
+    own = f"{name}-{os.getpid()}"
+    return CountedEngine(DrawnEngine(engine, drawn, hub_directory / STEPS / own), hub_directory / COUNTS / own)
+
+
+def load(settings: Settings) -> LoadedEngine:
+    """Make the torch engine of the settings' model, with drawn lengths."""
+    loaded = load_engine(dataclasses.replace(settings, runner_engine="torch"))
+    return LoadedEngine(drawn_engine(loaded.engine, settings.dir, settings.runner_id), loaded.module)
+
+
+def steps_of(hub_directory: Path) -> list[EngineStep]:
+    """Return the latest steps of all processes that a hub has had; none of them computed a context."""
+    found = [*_steps_in(hub_directory)]
+    return [EngineStep(int(batch), context, seconds) for batch, context, seconds in found if batch]
+
+
+def _steps_in(hub_directory: Path) -> Iterable[tuple[float, float, float]]:
+    for path in sorted((hub_directory / STEPS).glob("*")):
+        yield from STEP.iter_unpack(path.read_bytes())

@@ -1,0 +1,149 @@
+"""The policies of placement on real jobs, one after the other with the same seeds and kills.
+
+`python -m benchmarks.rollouts.policies [--rounds 3] [--seeding] [--json FILE] [--docs]`: a hub, runners with the torch
+engine, responses of skewed lengths, SIGKILLs of runners and updates of the weights, once for each policy in each round.
+Medians over rounds are told, and ratios of runs of one round, since a shared machine is slower at one time than at
+another.
+"""
+
+import argparse
+import asyncio
+import logging
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, get_args
+
+import msgspec
+
+from benchmarks import page
+from benchmarks.rollouts.trained_job import Took, TrainedJob, Workload, middle
+from tensorhub_common.protocol.rollout.entries import DEFAULT_POLICY, PolicyName
+
+PAGE: Final = page.DOCS / "rollouts" / "measured.md"
+POLICIES: Final[tuple[PolicyName, ...]] = get_args(PolicyName)
+
+
+class Compared(msgspec.Struct):
+    """All runs of one call."""
+
+    workload: Workload
+    runs: list[Took]
+
+
+async def compared(workload: Workload, rounds: int, policies: Sequence[PolicyName]) -> Compared:
+    """Run each policy once in each round, which has a seed of its own; the order turns from round to round."""
+    found = Compared(workload, [])
+    for number in range(rounds):
+        first = number % len(policies)
+        for policy in (*policies[first:], *policies[:first]):
+            seeded = msgspec.structs.replace(workload, seed=workload.seed + number)
+            with tempfile.TemporaryDirectory(prefix="tensorhub-job-", ignore_cleanup_errors=True) as folder:
+                took = await TrainedJob(Path(folder), seeded, policy).run()
+            found.runs.append(took)
+            sys.stderr.write(f"seed {seeded.seed}, {policy}: {took.tokens_per_s:.0f} tokens/s in {took.seconds:.1f} s\n")
+    return found
+
+
+def ratios(found: Compared, policy: PolicyName) -> list[float]:
+    """Return the throughput of a policy for each round, in parts of the default policy's."""
+    rates = {(each.policy, each.seed): each.tokens_per_s for each in found.runs}
+    return [
+        rate / rates[DEFAULT_POLICY, seed]
+        for (name, seed), rate in rates.items()
+        if name == policy and (DEFAULT_POLICY, seed) in rates
+    ]
+
+
+def table(found: Compared) -> str:
+    """Return the table of medians over rounds."""
+    head = [
+        "policy",
+        "tokens/s",
+        f"of {DEFAULT_POLICY}'s",
+        "range",
+        "step, s",
+        "longest",
+        "trainer waits",
+        "made again",
+        "moved",
+        "computed for moves",
+        "for updates",
+        "age",
+    ]
+    if found.workload.seeds:
+        head.insert(7, "seeds, s")
+    rows = []
+    for policy in POLICIES:
+        runs = [each for each in found.runs if each.policy == policy]
+        if not runs:
+            continue
+        parts = ratios(found, policy)
+        row = [
+            policy,
+            f"{middle(each.tokens_per_s for each in runs):.0f}",
+            f"{middle(parts):.2f}",
+            f"{min(parts):.2f} to {max(parts):.2f}" if parts else "",
+            f"{middle(second for each in runs for second in each.steps):.1f}",
+            f"{middle(max(each.steps) for each in runs):.1f}",
+            f"{middle(each.waits_share for each in runs):.1%}",
+            f"{middle(each.again_share for each in runs):.2%}",
+            f"{middle(each.moved for each in runs):.0f}",
+            f"{middle(each.computed_by_moves for each in runs):.0f}",
+            f"{middle(each.computed_by_updates for each in runs):.0f}",
+            f"{middle(each.age for each in runs):.2f}",
+        ]
+        if found.workload.seeds:
+            row.insert(7, f"{middle(each.seeded_s for each in runs):.1f}")
+        rows.append(row)
+    return page.table(head, rows)
+
+
+def main() -> None:
+    """Measure, print, and write the figures down."""
+    options = _options()
+    logging.getLogger("tensorhub").setLevel(logging.ERROR)  # That processes were killed is no news.
+    if options.from_ is not None:
+        found = msgspec.json.decode(options.from_.read_bytes(), type=Compared)
+    else:
+        workload = Workload(
+            runners=options.runners, steps=options.steps, kills=options.kills, seeds=options.seeding, seed=options.seed
+        )
+        if not options.paced:
+            workload = msgspec.structs.replace(workload, step=msgspec.structs.replace(workload.step, fixed_s=0, each_s=0))
+        found = asyncio.run(compared(workload, options.rounds, options.policy or POLICIES))
+    print(table(found))
+    if options.json is not None:
+        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    if options.docs:
+        page.write("policies-seeding" if found.workload.seeds else "policies", table(found), PAGE)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.rollouts.policies",
+        description=(__doc__ or "").splitlines()[0],
+        epilog="example: python -m benchmarks.rollouts.policies --rounds 5 --kills 4 --json policies.json",
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--policy", action="append", choices=POLICIES, help="these alone; by default all")
+    parser.add_argument("--runners", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--kills", type=int, default=3, help="of runners, evenly over a job")
+    parser.add_argument("--seeding", action="store_true", help="the trainer's own engine generates; it is no step ahead")
+    parser.add_argument(
+        "--paced",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="stretch steps, as if each engine had a processor of its own",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the first round")
+    parser.add_argument("--json", type=Path, help="write all figures into this file")
+    parser.add_argument("--docs", action="store_true", help="write the table into docs/")
+    parser.add_argument("--from", dest="from_", type=Path, metavar="FILE", help="run nothing: take this file's figures")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
