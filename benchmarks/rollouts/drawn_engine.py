@@ -31,7 +31,7 @@ from tensorhub_runner.engines.engine import Engine, EngineCapacity, EngineFacts
 
 FILE: Final = "drawn.json"
 STEPS: Final = "steps"
-"""A folder of the hub's directory; it has one file for each process, of its latest steps."""
+"""A folder of the hub's directory; it has one file for each process, of its latest steps: from each to the next one."""
 STEP: Final = struct.Struct("<ddd")
 """Batch, context tokens of each request, seconds."""
 STEPS_MAX: Final = 4096
@@ -62,6 +62,8 @@ class DrawnEngine:
         with path.open("r+b") as file:
             self._steps = mmap.mmap(file.fileno(), STEPS_MAX * STEP.size)
         self._count = 0
+        self._last: tuple[int, float, float] | None = None
+        """The step before, where it has computed no context and another follows: batch, context and beginning."""
 
     def begin(self, attempt: Attempt, prompt: bytes, tokens: bytes, sampling: Sampling) -> None:
         """Go on behind these tokens of the response, until it has as many as were drawn."""
@@ -78,6 +80,10 @@ class DrawnEngine:
     def step(self) -> tuple[StepTokens, ...]:
         """Make one step, and wait until it has taken what it is to take."""
         began = time.perf_counter()
+        if self._last is not None:
+            # What the runner does between two steps counts: an instance makes no token meanwhile.
+            batch, context, begun = self._last
+            self._keep(EngineStep(batch, context, began - begun))
         made = tuple(_said(each) for each in self._engine.step())
         grown = [each.attempt for each in made if each.tokens]
         batch, prefill, self._prefill = len(grown), self._prefill, 0
@@ -85,8 +91,7 @@ class DrawnEngine:
         least_s = self._drawn.step.seconds(batch, context) if batch else 0.0
         least_s += self._drawn.prefill_s * prefill
         time.sleep(max(0.0, began + least_s - time.perf_counter()))
-        if batch and not prefill:
-            self._keep(EngineStep(batch, context, time.perf_counter() - began))
+        self._last = (batch, context, began) if batch and not prefill and self._engine.has_work else None
         for each in made:
             if each.finished is not None:
                 self._contexts.pop(each.attempt, None)

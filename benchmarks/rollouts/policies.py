@@ -20,6 +20,7 @@ import msgspec
 from benchmarks import page
 from benchmarks.rollouts.trained_job import Took, TrainedJob, Workload, middle
 from tensorhub_common.protocol.rollout.entries import DEFAULT_POLICY, PolicyName
+from tensorhub_rollout.policy.plateau import StepModel
 
 PAGE: Final = page.DOCS / "rollouts" / "measured.md"
 POLICIES: Final[tuple[PolicyName, ...]] = get_args(PolicyName)
@@ -42,7 +43,8 @@ async def compared(workload: Workload, rounds: int, policies: Sequence[PolicyNam
             with tempfile.TemporaryDirectory(prefix="tensorhub-job-", ignore_cleanup_errors=True) as folder:
                 took = await TrainedJob(Path(folder), seeded, policy).run()
             found.runs.append(took)
-            sys.stderr.write(f"seed {seeded.seed}, {policy}: {took.tokens_per_s:.0f} tokens/s in {took.seconds:.1f} s\n")
+            said = f"{took.tokens_per_s:.0f} tokens/s in {took.seconds:.1f} s"
+            sys.stderr.write(f"seed {seeded.seed}, {policy}: {said}\n")
     return found
 
 
@@ -111,7 +113,7 @@ def main() -> None:
             runners=options.runners, steps=options.steps, kills=options.kills, seeds=options.seeding, seed=options.seed
         )
         if not options.paced:
-            workload = msgspec.structs.replace(workload, step=msgspec.structs.replace(workload.step, fixed_s=0, each_s=0))
+            workload = msgspec.structs.replace(workload, step=StepModel(0.0, 0.0, 0.0))
         found = asyncio.run(compared(workload, options.rounds, options.policy or POLICIES))
     print(table(found))
     if options.json is not None:
@@ -131,7 +133,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--runners", type=int, default=4)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--kills", type=int, default=3, help="of runners, evenly over a job")
-    parser.add_argument("--seeding", action="store_true", help="the trainer's own engine generates; it is no step ahead")
+    parser.add_argument("--seeding", action="store_true", help="the trainer's own engine generates, no step ahead")
     parser.add_argument(
         "--paced",
         action=argparse.BooleanOptionalAction,

@@ -359,7 +359,7 @@ class TrainedJob:
                 if name in gone and each.version is not None:
                     gone.discard(name)
                     self._took.back_s.append(now - self._away.pop(name))
-                elif each.version in self._published and name in self._versions and self._versions[name] != each.version:
+                elif each.version in self._published and self._versions.get(name, each.version) != each.version:
                     self._took.load_s.append(now - self._published[each.version])
                 self._versions[name] = each.version
 
@@ -374,9 +374,7 @@ def step_model(steps: Iterable[EngineStep]) -> StepModel | None:
     if len(found) < 64 or len({each.batch for each in found}) < 2:  # noqa: PLR2004 (a slope needs two)
         return None
     seconds = torch.tensor([each.seconds for each in found], dtype=torch.float64)
-    terms = torch.tensor(
-        [[1.0, each.batch, each.batch * each.context_tokens] for each in found], dtype=torch.float64
-    )
+    terms = torch.tensor([[1.0, each.batch, each.batch * each.context_tokens] for each in found], dtype=torch.float64)
     scale = terms.norm(dim=0)
     kept = [0, 1, 2]
     while True:

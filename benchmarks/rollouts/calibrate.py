@@ -1,0 +1,217 @@
+"""What `tensorhub simulate rollout` is held against: real jobs on this machine, and the same jobs simulated.
+
+`python -m benchmarks.rollouts.calibrate [--json FILE] [--docs]`: jobs of 2 to 8 runners, with kills and updates, as
+`policies` runs them. Each is simulated with the lengths that were drawn, with what its steps, publications, loads and
+restarts took as measured, and with kills at the same seconds. `--from FILE` takes the runs of files that `policies` or
+this command wrote.
+"""
+
+import argparse
+import asyncio
+import logging
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+from unittest.mock import patch
+
+import msgspec
+
+from benchmarks import page
+from benchmarks.rollouts.policies import Compared, compared
+from benchmarks.rollouts.trained_job import LOOK_S, Took, Workload, middle
+from tensorhub_common.protocol.rollout.entries import PolicyName
+from tensorhub_simulator.rollout_performance import job, machine
+from tensorhub_simulator.rollout_performance.config import Lengths, Price, Scenario, Spot, Trainer
+from tensorhub_simulator.rollout_performance.engine_model import EngineCosts
+from tensorhub_simulator.rollout_performance.job import JobRun
+
+PAGE: Final = page.DOCS / "simulate.md"
+RUNNERS: Final = (2, 4, 8)
+POLICIES: Final[tuple[PolicyName, ...]] = ("arrival", "rlboost")
+FLUSH_S: Final = 0.05
+HEARTBEAT_S: Final = 0.1
+SILENCE_S: Final = 0.5
+LEADER_LOOK_S: Final = 0.02
+"""Production's. The simulator has messages seldomer, for its steps are minutes: here they are seconds."""
+KILLED_FOR_S: Final = 1e-3
+"""A machine that comes in place of one that was killed begins to boot so long after it."""
+
+
+class SimulatedJob(JobRun):
+    """A simulated job whose lengths are a real one's, and whose machines run from the beginning."""
+
+    def __init__(self, scenario: Scenario, workload: Workload, policy: PolicyName) -> None:
+        super().__init__(scenario, policy)
+        self._workload = workload
+        for number in range(workload.runners):
+            self._start(f"runner-{number}", is_local=False)
+
+    def _drawn(self, step: int, index: int) -> int:
+        group, index_in_group = divmod(index, self._workload.group_size)
+        return self._workload.length(step * self._workload.groups + group, index_in_group)
+
+
+class Pair(msgspec.Struct, frozen=True):
+    """A real job beside the simulated one."""
+
+    runners: int
+    kills: int
+    is_paced: bool
+    real: Took
+    tokens_per_s: float
+    """Simulated."""
+    steps: tuple[float, ...]
+    made_again: float
+
+    @property
+    def error(self) -> float:
+        """By how much more tokens a second are simulated, as a part of the real ones."""
+        return self.tokens_per_s / self.real.tokens_per_s - 1
+
+    @property
+    def step_errors(self) -> list[float]:
+        """By how much longer each step is simulated to be, as a part of what it really took."""
+        return [ours / real - 1 for ours, real in zip(self.steps, self.real.steps, strict=True)]
+
+
+def scenario_of(workload: Workload, took: Took) -> Scenario:
+    """Return a real job as the simulator takes it. Raises `ValueError` where too few steps were measured."""
+    if took.engine is None:
+        raise ValueError("the engines' steps were not measured: run more of them")
+    load_s = max(0.0, middle(took.load_s) - LOOK_S / 2)
+    back_s = middle(took.back_s) if took.back_s else took.seconds
+    changes = [(0.0, workload.runners)]
+    for at in took.kills:
+        changes += [(at, workload.runners - 1), (at + KILLED_FOR_S, workload.runners)]
+    worked_s = took.seconds - took.waited_s - took.seeded_s - sum(took.publish_s)
+    return Scenario(
+        name="real",
+        seed=workload.seed,
+        engine=EngineCosts(
+            took.engine.fixed_s,
+            took.engine.each_s,
+            took.engine.attention_s,
+            1 / workload.prefill_s,
+            workload.slots,
+        ),
+        lengths=Lengths(workload.prompt_tokens, workload.median, workload.between, workload.within, workload.longest),
+        trainer=Trainer(
+            workload.steps,
+            workload.groups,
+            workload.group_size,
+            workload.micro_batch,
+            worked_s / took.tokens,
+            middle(took.publish_s),
+            engines=1,
+            seeds=workload.seeds,
+            steps_ahead=workload.steps_ahead,
+            seed_first_s=workload.seed_first_s,
+        ),
+        spot=Spot(boot_s=max(0.0, back_s - load_s), load_s=load_s, changes=tuple(changes)),
+        price=Price(1.0, 1.0),
+        pause_s=0.0,
+    )
+
+
+def simulated(workload: Workload, took: Took) -> Pair:
+    """Simulate a real job."""
+    seeded = msgspec.structs.replace(workload, seed=took.seed)
+    scenario = scenario_of(seeded, took)
+    with (
+        patch.multiple(machine, FLUSH_S=FLUSH_S, HEARTBEAT_S=HEARTBEAT_S),
+        patch.multiple(job, HEARTBEAT_S=HEARTBEAT_S, SILENCE_S=SILENCE_S, LOOK_S=LEADER_LOOK_S),
+    ):
+        report = SimulatedJob(scenario, seeded, took.policy).run()
+    is_paced = workload.step.fixed_s > 0
+    return Pair(
+        workload.runners,
+        len(took.kills),
+        is_paced,
+        took,
+        report.tokens_per_s,
+        report.step_s,
+        report.made / report.tokens - 1,
+    )
+
+
+def pairs(found: Sequence[Compared]) -> Iterator[Pair]:
+    """Simulate all jobs, those of few runners first."""
+    for each in sorted(found, key=lambda each: each.workload.runners):
+        for took in sorted(each.runs, key=lambda took: (took.policy, took.seed)):
+            yield simulated(each.workload, took)
+
+
+def table(found: Sequence[Pair]) -> str:
+    """Return the errors in a sentence, and each job in a row."""
+    rows = [
+        [
+            f"{each.runners} runners{'' if each.is_paced else ', not paced'}",
+            each.real.policy,
+            str(each.real.seed),
+            str(each.kills),
+            f"{each.real.tokens_per_s:.0f}",
+            f"{each.tokens_per_s:.0f}",
+            f"{each.error:+.1%}",
+            f"{middle(map(abs, each.step_errors)):.1%}",
+            f"{max(map(abs, each.step_errors)):.1%}",
+            f"{each.real.waits_share:.0%}",
+        ]
+        for each in found
+    ]
+    head = ["", "policy", "seed", "kills", "tokens/s", "simulated", "error", "of a step", "at worst", "trainer waits"]
+    return f"{sentence(found)}\n\n{page.table(head, rows)}"
+
+
+def sentence(found: Sequence[Pair]) -> str:
+    """Say how far off the simulator is."""
+    errors = [abs(each.error) for each in found]
+    steps = [abs(error) for each in found for error in each.step_errors]
+    return (
+        f"Against {len(found)} real jobs, tokens a second are off by {statistics.median(errors):.1%} in the median and "
+        f"{max(errors):.1%} at worst; the {len(steps)} steps one by one by {statistics.median(steps):.1%} and "
+        f"{max(steps):.1%}."
+    )
+
+
+async def measured(rounds: int, kills: Mapping[int, int]) -> list[Compared]:
+    """Run real jobs: for each number of runners so many kills."""
+    return [
+        await compared(Workload(runners=runners, kills=count), rounds, POLICIES) for runners, count in kills.items()
+    ]
+
+
+def main() -> None:
+    """Measure, simulate, print, and write the figures down."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.rollouts.calibrate", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--kills", type=int, default=3, help="of runners, in each job of more than two")
+    parser.add_argument("--from", dest="from_", type=Path, nargs="+", metavar="FILE", help="take these files' runs")
+    parser.add_argument("--json", type=Path, help="write the real runs into this file")
+    parser.add_argument("--docs", action="store_true", help="write the table into docs/")
+    options = parser.parse_args()
+    logging.getLogger("tensorhub").setLevel(logging.ERROR)  # That processes were killed is no news.
+    if options.from_:
+        found = [each for path in options.from_ for each in read(path)]
+    else:
+        kills = {runners: options.kills if runners > min(RUNNERS) else 0 for runners in RUNNERS}
+        found = asyncio.run(measured(options.rounds, kills))
+    if options.json is not None:
+        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    text = table([*pairs(found)])
+    sys.stdout.write(f"{text}\n")
+    if options.docs:
+        page.write("rollout-calibration", text, PAGE)
+
+
+def read(path: Path) -> list[Compared]:
+    """Return the runs of a file that `policies` or this command wrote."""
+    found: Compared | list[Compared] = msgspec.json.decode(path.read_bytes(), type=Compared | list[Compared])
+    return found if isinstance(found, list) else [found]
+
+
+if __name__ == "__main__":
+    main()
