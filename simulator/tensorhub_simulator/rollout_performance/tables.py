@@ -18,7 +18,7 @@ def tables(finding: Finding) -> Iterator[Table | str]:
     first = finding.reports[0]
     seeds = len(finding.of("", finding.systems[0]))
     about = f"{finding.scenario.name}: {first.steps} steps, {first.responses} responses"
-    yield f"{about}; median of {seeds} seeds (least to most)" if seeds > 1 else about
+    yield f"{about}; median of {seeds} seeds (least-most)" if seeds > 1 else about
     yield _systems(finding)
     if finding.variations:
         yield _variations(finding)
@@ -37,10 +37,10 @@ def _systems(finding: Finding) -> Table:
             _spread([each.tokens_per_s for each in found], "{:,.0f}"),
             _spread(_over(found, base, lambda each: each.tokens_per_s), "{:.2f}"),
             _spread(_over(found, base, lambda each: each.tokens_per_cost), "{:.2f}") if found[0].cost else "-",
-            _spread([each.seconds / each.steps for each in found], "{:,.0f}"),
-            _spread([each.waited_s / each.seconds for each in found], "{:.1%}"),
-            _spread([each.made / each.tokens - 1 for each in found], "{:.1%}"),
-            _spread([each.lost for each in found], "{:g}"),
+            f"{median(each.seconds / each.steps for each in found):,.0f}",
+            f"{median(each.waited_s / each.seconds for each in found):.1%}",
+            f"{median(each.made / each.tokens - 1 for each in found):.1%}",
+            f"{median(each.lost for each in found):g}",
         )
     return table
 
@@ -69,7 +69,7 @@ def _over(found: list[Report], base: list[Report], value: Callable[[Report], flo
 
 def _spread(values: list[float], form: str) -> str:
     said = [form.format(each) for each in (median(values), min(values), max(values))]
-    return said[0] if len(values) == 1 else f"{said[0]} ({said[1]} to {said[2]})"
+    return said[0] if len(values) == 1 else f"{said[0]} ({said[1]}-{said[2]})"
 
 
 def objects(finding: Finding) -> Iterator[dict[str, Any]]:

@@ -41,7 +41,7 @@ def test_each_system_runs_with_each_seed_and_each_assumption(path: Path, capsys:
     assert found[0]["tokens"] != found[2]["tokens"]
     assert main([str(path), *systems, "--seeds", "2", "--processes", "2"]) == 0
     said = capsys.readouterr().out
-    assert "small: 2 steps, 32 responses; median of 2 seeds (least to most)" in said
+    assert "small: 2 steps, 32 responses; median of 2 seeds (least-most)" in said
     assert "a notice" in said
 
 
