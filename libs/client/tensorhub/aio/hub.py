@@ -323,7 +323,7 @@ class AsyncHub(NotCopyable):
             on_update: What becomes of a response when its engine's weights change: "finish" ends it on the old
                 version, "continue" goes on with the new one from this token, its cache computed again, "keep" goes on
                 with the old cache, and "restart" begins it anew.
-            policy: How requests are placed. "arrival" is what this release does best; "rlboost" is that paper's;
+            policy: How requests are placed. "arrival": where all is done soonest; "rlboost" is that paper's;
                 "streamrl" gives the longest responses instances of their own, by what their prompts let expect.
             sampling: How tokens are drawn.
             timeout_s: The bound in seconds.

@@ -111,7 +111,9 @@ class Decisions:
         self._size.learnt(state.remote_max, now)
         watch = self._seeding.setdefault(model, SeedingWatch())
         if question.state is None or state.version > question.state.version:
-            watch.learnt(state.train_s, leader.meter(model).last_token_at)
+            meter = leader.meter(model)
+            is_steady = meter.last is not None and meter.last.is_steady
+            watch.learnt(state.train_s, meter.last_token_at, is_steady=is_steady)
         return msgspec.structs.replace(answer, is_watched=self._watches_seeding(leader, model))
 
     def _watches_seeding(self, leader: Leader, model: str) -> bool:

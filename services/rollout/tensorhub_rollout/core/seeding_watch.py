@@ -23,9 +23,12 @@ class SeedingWatch:
         self._predicted: tuple[float, float] | None = None
         """When the seeding of this step was ended, and what was predicted then without correction."""
 
-    def learnt(self, train_s: float, last_remote_token_at: float) -> None:
-        """Take how long the trainer trained in the step that has ended, and when the last remote token came in it."""
-        if self._predicted is not None:
+    def learnt(self, train_s: float, last_remote_token_at: float, *, is_steady: bool) -> None:
+        """Take how long the trainer trained in the step that has ended, and when the last remote token came in it.
+
+        Where instances came or went within it (not `is_steady`), it does not tell how far predictions are off.
+        """
+        if self._predicted is not None and is_steady:
             ended_at, predicted_s = self._predicted
             self._correction = self._correction.after(predicted_s, last_remote_token_at - ended_at)
         self._train_s, self._predicted = train_s, None

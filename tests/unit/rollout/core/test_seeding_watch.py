@@ -17,7 +17,7 @@ def seen(*instances: InstanceView, waiting: tuple[RequestId, ...] = ()) -> Fleet
 
 def watch(train_s: float = 50.0) -> SeedingWatch:
     found = SeedingWatch()
-    found.learnt(train_s, 0.0)
+    found.learnt(train_s, 0.0, is_steady=True)
     return found
 
 
@@ -32,7 +32,7 @@ def test_it_is_enough_once_the_others_are_done_before_the_trainer_has_trained() 
     assert why == "the others are done in 49 s with all that is open, and training takes 50 s"
 
 
-def test_it_is_not_enough_while_something_waits_or_nobody_else_is_there() -> None:
+def test_it_is_not_enough_while_something_waits_or_no_other_is_there() -> None:
     little = loads(1.0, 1.0)
     assert watch().is_enough(seen(LOCAL, REMOTE, waiting=(RequestId(1, 0),)), little, STEPS, 1.0) is None
     assert watch().is_enough(seen(LOCAL), little, STEPS, 1.0) is None
@@ -48,10 +48,11 @@ def test_nothing_is_told_before_a_whole_step_is_known() -> None:
     assert watch().can_tell
 
 
-def test_it_learns_by_how_much_it_was_off() -> None:
-    view, known = seen(LOCAL, REMOTE), watch()
-    assert known.is_enough(view, loads(38.0, 0.0), STEPS, 100.0)
-    # Predicted were 40 s, and it took 60.
-    known.learnt(50.0, 160.0)
-    assert known.is_enough(view, loads(39.0, 0.0), STEPS, 200.0) is None
-    assert known.is_enough(view, loads(37.0, 0.0), STEPS, 200.0)
+def test_it_learns_by_how_much_it_was_off_where_no_instance_came_or_went() -> None:
+    for is_steady in (True, False):
+        view, known = seen(LOCAL, REMOTE), watch()
+        assert known.is_enough(view, loads(38.0, 0.0), STEPS, 100.0)
+        # Predicted were 40 s, and it took 60.
+        known.learnt(50.0, 160.0, is_steady=is_steady)
+        assert (known.is_enough(view, loads(39.0, 0.0), STEPS, 200.0) is None) == is_steady
+        assert known.is_enough(view, loads(37.0, 0.0), STEPS, 200.0)

@@ -139,7 +139,7 @@ def test_requests_wait_for_a_version_that_comes_soon_and_others_begin_where_it_i
     assert where == dict.fromkeys((0, 1, 2, 4, 6), "a")
 
 
-def test_none_waits_for_a_version_that_comes_late_or_nobody_knows_when() -> None:
+def test_none_waits_for_a_version_that_comes_late_or_at_no_known_time() -> None:
     for arrives_in_s in (60.0, None):
         seen = view(8, instance("a", version=2), arriving("b", arrives_in_s), newest=2)
         assert len(placed(seen, facts(dict.fromkeys(range(8), 200)))) == 8
