@@ -17,9 +17,12 @@ from tests.kit.waiting import until_answer
 
 import tensorhub
 from tensorhub import Prompt, Sampling
+from tensorhub.aio.seeding import UNTIMED_S_MAX
+from tensorhub_common.protocol.rollout.entries import PolicyName
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.long]
 TOKENS = 200
+TRAIN_S = 5.0
 SAMPLING = Sampling(max_tokens=TOKENS, seed=SEED, stop_token_ids=(STOP,))
 
 
@@ -34,13 +37,20 @@ async def job(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rollout
 def engine(job: RolloutJob, monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     """An engine over the trainer's own weights."""
     monkeypatch.setenv("FAKE_STEP_S", "0.005")
+    return over_weights(job)
+
+
+def over_weights(job: RolloutJob) -> FakeEngine:
     module = torch.nn.Module()
     module.register_parameter(WEIGHT, torch.nn.Parameter(job.weights.tensors[WEIGHT], requires_grad=False))
     return FakeEngine(8, module, "trainer")
 
 
-async def attach(job: RolloutJob, name: str, trainer: tensorhub.AsyncHub | None = None) -> tensorhub.AsyncRollouts:
-    return await (trainer or job.trainer).rollouts(MODEL, name=name, sampling=SAMPLING, group_size=2)
+async def attach(
+    job: RolloutJob, name: str, trainer: tensorhub.AsyncHub | None = None, policy: PolicyName = "arrival"
+) -> tensorhub.AsyncRollouts:
+    hub = trainer or job.trainer
+    return await hub.rollouts(MODEL, name=name, sampling=SAMPLING, group_size=2, policy=policy)
 
 
 async def taken(rollouts: tensorhub.AsyncRollouts) -> list[tensorhub.Response]:
@@ -145,7 +155,7 @@ async def test_an_error_of_the_engine_reaches_the_trainer_and_others_go_on(job: 
 
 
 async def test_each_publication_is_learnt_from_once(job: RolloutJob, engine: FakeEngine) -> None:
-    rollouts = await attach(job, "learns")
+    rollouts = await attach(job, "learns", policy="rlboost")
     for step in range(3):
         groups = await rollouts.submit([Prompt([number + 1], id=f"l{step}.{number}") for number in range(2)])
         async with rollouts.seeding(engine, initial_s=0.2, gain=1000.0) as seeding:
@@ -164,6 +174,31 @@ async def test_each_publication_is_learnt_from_once(job: RolloutJob, engine: Fak
                 "as many are wished for as have work, and no more than the trainer keeps up with",
             )
         await job.publish()
+    await rollouts.close()
+
+
+async def test_the_manager_ends_a_seeding_once_the_others_are_in_time(
+    job: RolloutJob, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollouts = await attach(job, "watched")
+    for step in range(2):
+        groups = await rollouts.submit([Prompt([number + 1], id=f"w{step}.{number}") for number in range(16)])
+        async with rollouts.seeding(engine, seconds=0.0):
+            pass
+        check(await taken(rollouts), groups)
+        # So long the trainer trains: it is not waited for anything.
+        await asyncio.sleep(TRAIN_S)
+        await job.publish()
+    monkeypatch.setenv("FAKE_STEP_S", "1.0")
+    slow = over_weights(job)
+    groups = await rollouts.submit([Prompt([number + 1], id=f"w2.{number}") for number in range(16)])
+    async with asyncio.timeout(WAIT_S), rollouts.seeding(slow) as seeding:
+        await until_answer(rollouts.status, is_here, "the trainer's engine makes tokens")
+    # To the end of its responses it would have taken minutes.
+    assert not slow.has_work
+    assert seeding.seconds == UNTIMED_S_MAX
+    instances = check(await taken(rollouts), groups)
+    assert len(instances) == 2
     await rollouts.close()
 
 
