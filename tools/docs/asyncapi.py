@@ -456,6 +456,7 @@ def _fill_rollouts(book: _Book) -> None:
         "ready": (questions.ReadyQuestion, questions.ReadyAnswer),
         "seeding": (questions.SeedingQuestion, questions.SeedingAnswer),
         "status": (None, questions.RolloutStatus),
+        "why": (questions.WhyQuestion, questions.WhyAnswer),
     }
     for what, (question, said) in asks.items():
         book.ask(f"rollout.{what}", f"{_ROLLOUT}.ask.{what}", question, [said, queries.QueryError])

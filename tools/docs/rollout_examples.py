@@ -96,5 +96,33 @@ _EXAMPLES: Final[tuple[msgspec.Struct, ...]] = (
         1920.5,
         8192,
     ),
+    questions.WhyQuestion("p-17", 3),
+    questions.WhyAnswer(
+        "p-17",
+        (
+            questions.RequestWhy(
+                "main",
+                3,
+                "waiting",
+                128,
+                "it waits for runner-3, which has the next version in about 2.1 s and is then done soonest",
+                questions.ExpectedLength(512.0, 870.5, "finished"),
+                (
+                    questions.AttemptWhy(
+                        "runner-0",
+                        _ATTEMPT,
+                        12.5,
+                        9.25,
+                        0,
+                        128,
+                        first_token_s=0.5,
+                        end="stopped",
+                        reason="about 500 tokens: with it runner-0 is done in 31 s, and no other sooner",
+                        withdrawn_why="its machine goes away soon, and it has 640 tokens",
+                    ),
+                ),
+            ),
+        ),
+    ),
 )
 ROLLOUT_EXAMPLES: Final[dict[type[msgspec.Struct], msgspec.Struct]] = {type(each): each for each in _EXAMPLES}

@@ -1,6 +1,7 @@
 """`tensorhub rollouts`, `tensorhub runner` and `tensorhub up --runners`: what they print, begin and refuse."""
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,18 @@ from tests.unit.client.conftest import Run
 from tensorhub._control.registry_client import RegistryClient
 from tensorhub._rollouts.manager_client import ManagerClient
 from tensorhub_common.config.settings import load
-from tensorhub_common.errors import RolloutUnavailable
-from tensorhub_common.protocol.rollout.questions import ConsumerStatus, InstanceStatus, RolloutStatus
+from tensorhub_common.errors import BadCommand, RolloutUnavailable
+from tensorhub_common.protocol.rollout.entries import Attempt
+from tensorhub_common.protocol.rollout.questions import (
+    AttemptWhy,
+    ConsumerStatus,
+    ExpectedLength,
+    InstanceStatus,
+    RequestWhy,
+    RolloutStatus,
+    WhyAnswer,
+    WhyQuestion,
+)
 
 STATUS = RolloutStatus(
     "run-7",
@@ -28,17 +39,21 @@ STATUS = RolloutStatus(
     8192,
 )
 
+asked: list[tuple[str, Any]] = []
+"""What the rollout manager was asked."""
+
 
 @pytest.fixture
 def answer(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the rollout manager says; an error is raised."""
+    asked.clear()
     said: list[Any] = [STATUS]
 
-    async def ask(*_: Any) -> RolloutStatus:
+    async def ask(_: Any, what: str, question: Any, *__: Any) -> Any:
+        asked.append((what, question))
         if isinstance(said[0], Exception):
             raise said[0]
-        found: RolloutStatus = said[0]
-        return found
+        return said[0]
 
     async def bus(*_: Any) -> None:
         return None
@@ -77,6 +92,64 @@ def test_without_a_manager_it_is_one_line_and_another_word_than_watch_is_wrong_u
     ended = run("rollouts", "look")
     assert ended.code == 2
     assert "watch" in ended.err
+
+
+def test_why_shows_what_each_response_of_a_group_waits_for_and_its_attempts(run: Run, answer: list[Any]) -> None:
+    attempt = AttemptWhy(
+        "runner-0", Attempt(3, 17), 12.52, 9.2, 0, 128, 0.5, "stopped", None, "done soonest", "its machine goes away"
+    )
+    answer[0] = WhyAnswer(
+        "p-17",
+        (
+            RequestWhy("main", 0, "executing", 40, None, ExpectedLength(512.4, 870.0, "finished")),
+            RequestWhy(
+                "main", 1, "waiting", 128, "it waits for runner-3", ExpectedLength(300.0, 400.0, "job"), (attempt,)
+            ),
+            RequestWhy("main", 2, "ended", 0, "its trainer's done()", ended_by="failed", error="no prompt"),
+        ),
+        left_out=2,
+    )
+    shown = run("rollouts", "why", "p-17", "--job", "run-7")
+    assert shown.code == 0, shown.err
+    lines = [re.split(r"  +", line.strip()) for line in shown.out.splitlines() if line]
+    there = "3 response(s), 2 of them open, 1 without an instance; 2 more: ask for them by their index"
+    assert lines == [
+        [f"group p-17 of job run-7: {there}"],
+        ["CONSUMER", "INDEX", "STATE", "TOKENS", "EXPECTED", "FROM", "WAITS FOR"],
+        ["main", "0", "executing", "40", "512 (9 in 10: 870)", "what ended of its prompt", "-"],
+        ["main", "1", "waiting", "128", "300 (9 in 10: 400)", "other prompts", "it waits for runner-3"],
+        ["main", "2", "ended: failed (no prompt)", "0", "-", "-", "its trainer's done()"],
+        ["CONSUMER", "INDEX", "ATTEMPT", "INSTANCE", "PLACED", "LASTED", "TOKENS", "FIRST AFTER", "END", "WHY"],
+        [
+            *["main", "1", "3/17", "runner-0", "12.5 s ago", "9.2 s", "0 to 128", "0.50 s", "stopped"],
+            "done soonest; taken away: its machine goes away",
+        ],
+    ]
+    (told,) = run("rollouts", "why", "p-17", "1", "--json").objects
+    assert asked == [("why", WhyQuestion("p-17")), ("why", WhyQuestion("p-17", 1))]
+    assert told["requests"][1]["attempts"][0]["withdrawn_why"] == "its machine goes away"
+    answer[0] = WhyAnswer("p-17", is_done=True)
+    assert "all of its responses are done" in run("rollouts", "why", "p-17").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["why"], "why needs a group, as in: tensorhub rollouts why p-17"),
+        (["why", "p-17", "-1"], "no such option"),
+        (["why", "p-17", "three"], "three is no whole number from 0"),
+        (["watch", "p-17"], "only why takes a group"),
+    ],
+)
+def test_why_says_what_it_lacks(run: Run, answer: list[Any], arguments: list[str], said: str) -> None:
+    ended = run("rollouts", *arguments)
+    assert ended.code == 2
+    assert said.lower() in ended.err.lower()
+
+
+def test_why_tells_of_an_unknown_group_in_one_line(run: Run, answer: list[Any]) -> None:
+    answer[0] = BadCommand("job 'run-7' has no group 'p-18': open are p-17")
+    assert run("rollouts", "why", "p-18").is_one_line(1, "open are p-17")
 
 
 @pytest.fixture

@@ -86,8 +86,8 @@ class Job:
         self.leader.handle(ReportCame(runner, Report(LOG, incarnation, held)), now)
         self.leader.handle(Tick(), now + 0.05)
 
-    def place(self, runner: str, now: float) -> Attempt:
-        self.leader.handle(Place(REQUEST, runner), now)
+    def place(self, runner: str, now: float, reason: str = "") -> Attempt:
+        self.leader.handle(Place(REQUEST, runner, reason), now)
         self.leader.handle(PromptLoaded(REQUEST, b"", Sampling(TOKENS_MAX, 7), VersionRule()), now)
         placement = self.leader.requests[REQUEST].placement
         assert placement is not None

@@ -22,12 +22,13 @@ from tensorhub_common.protocol.rollout.questions import (
     RolloutStatus,
     SeedingAnswer,
     SeedingQuestion,
+    WhyAnswer,
 )
 
 RETRY_S: Final = 0.05
 """The pause after no manager answered."""
 
-Answer = TypeVar("Answer", OutcomeAnswer, ReadyAnswer, RolloutStatus, SeedingAnswer)
+Answer = TypeVar("Answer", OutcomeAnswer, ReadyAnswer, RolloutStatus, SeedingAnswer, WhyAnswer)
 
 
 class ManagerClient:

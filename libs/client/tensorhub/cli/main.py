@@ -43,7 +43,7 @@ for command, example in (
     (status, "tensorhub status --job run-7"),
     (versions, "tensorhub versions policy --json"),
     (watch, "tensorhub watch policy --json --after 120"),
-    (rollouts, "tensorhub rollouts --job run-7"),
+    (rollouts, "tensorhub rollouts --job run-7, or tensorhub rollouts why p-17 3"),
     (runner, "tensorhub runner --model ./my-model --hub-model policy --replica runner-7"),
     (replay, "tensorhub replay rollouts.jsonl --model ./my-model"),
     (publish, "tensorhub publish policy --version 12 model-*.safetensors"),

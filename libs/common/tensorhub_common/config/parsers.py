@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, get_args
 from urllib.parse import urlsplit
 
 from tensorhub_common.errors import InvalidName
@@ -26,6 +26,7 @@ _NATS_SCHEMES: Final = ("nats", "tls", "ws", "wss")
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["console", "json"]
 RunnerInstall = Literal["staged", "mapped"]
+ArrivalTerm = Literal["admission", "migration", "seeding"]
 
 
 class Listen(NamedTuple):
@@ -221,6 +222,18 @@ def device(text: str) -> str:
     if re.fullmatch(r"cpu|cuda(:[0-9]{1,2})?", text) is None:
         raise ValueError("must be cpu, cuda, or a GPU by its number as cuda:1")
     return text
+
+
+def arrival_terms(text: str) -> frozenset[ArrivalTerm]:
+    """Take terms of the policy `arrival` with commas between, or none, which is the empty text."""
+    terms: frozenset[ArrivalTerm] = frozenset(get_args(ArrivalTerm))
+    named = {each.strip() for each in text.split(",")} if text else set()
+    unknown = sorted(named - terms)
+    if unknown:
+        raise ValueError(
+            f"must be of admission, migration and seeding, with commas between: {unknown[0]!r:.40} is none"
+        )
+    return frozenset(each for each in terms if each in named)
 
 
 def runner_install(text: str) -> RunnerInstall:

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar, cast
 
 from tensorhub_common.auth.tls import TlsFiles
 from tensorhub_common.config import parsers as values
-from tensorhub_common.config.parsers import RunnerInstall
+from tensorhub_common.config.parsers import ArrivalTerm, RunnerInstall
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.protocol.plans import SHARES_MAX
 
@@ -407,6 +407,15 @@ class Settings:
         example="600",
         meaning="A rollout manager wishes for fewer instances only once no more were needed for so long, or for two "
         "steps of the trainer where those are longer.",
+    )
+    rollout_terms_off: frozenset[ArrivalTerm] = _variable(
+        values.arrival_terms,
+        "",
+        unit="admission, migration, seeding",
+        example="admission,migration",
+        meaning="Terms of the policy `arrival` that a rollout manager does without, with commas between: `admission` "
+        "(requests wait for a version that arrives soon), `migration` (they move to an instance that is done sooner), "
+        "`seeding` (it says when a trainer's own engine has generated enough).",
     )
     runner_id: str = _variable(
         values.name("runner"),

@@ -32,9 +32,10 @@ from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.decoding import MALFORMED
 from tensorhub_common.protocol.queries import QueryError
 from tensorhub_common.protocol.rollout.messages import Frame, Report, RunnerHeartbeat
-from tensorhub_common.protocol.rollout.questions import OutcomeQuestion, ReadyQuestion, SeedingQuestion
+from tensorhub_common.protocol.rollout.questions import OutcomeQuestion, ReadyQuestion, SeedingQuestion, WhyQuestion
 from tensorhub_common.runtime.supervision import Fault, Supervisor
 from tensorhub_common.service.systemd import serving
+from tensorhub_rollout.core.decisions import PolicyLimits
 from tensorhub_rollout.core.leader import LeaderLimits
 from tensorhub_rollout.core.leader_events import (
     AnswerFrame,
@@ -92,7 +93,9 @@ class RolloutManager:
             replicas=settings.log_replicas,
             on_change=self._work.guarded(self._on_lease, "a change of the lease"),
         )
-        self._limits, self._scale = LeaderLimits(), ScaleLimits(window_s=settings.rollout_scale_window_s)
+        self._limits = LeaderLimits()
+        scale = ScaleLimits(window_s=settings.rollout_scale_window_s)
+        self._policies = PolicyLimits(scale=scale).without(settings.rollout_terms_off)
         self._job_list = JobList(bus, self._work, self._take_list, LIST_AGAIN_S, UNCERTAIN)
         self._aside: dict[str, SetAside] = {}
         """Jobs that could not go on, until they have gone on for long enough."""
@@ -183,6 +186,7 @@ class RolloutManager:
             "ready": self._on_ready,
             "seeding": self._on_seeding,
             "status": self._on_status,
+            "why": self._on_why,
         }
         for what, on_question in asks.items():
             self._services.append(
@@ -246,6 +250,9 @@ class RolloutManager:
             answer = QueryError(error=public_code(why), message=str(why))
         return msgspec.json.encode(answer)
 
+    async def _on_why(self, message: Message) -> bytes:
+        return await _answered(message, WhyQuestion, lambda question: self._job_of(message).why(question))
+
     def _job_of(self, message: Message) -> RolloutJob:
         name = message.subject.split(".")[_JOB_TOKEN]
         job = self.jobs.get(name)
@@ -269,7 +276,7 @@ class RolloutManager:
             self._follow(name)
 
     def _follow(self, name: str) -> None:
-        job = self.jobs[name] = RolloutJob(self._bus, name, self._process, self._limits, self._scale)
+        job = self.jobs[name] = RolloutJob(self._bus, name, self._process, self._limits, self._policies)
         if self._lease.held:
             job.lead()
 

@@ -5,12 +5,14 @@ that policy wanted. A policy of placement is not asked again by this leader: RLB
 takes its place. All others are asked again at the next look.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Final, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
+from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_common.protocol.rollout.questions import SeedingAnswer, SeedingQuestion
 from tensorhub_rollout.core.answers import answer_seeding
 from tensorhub_rollout.core.fleet_size import FleetSize
@@ -19,6 +21,7 @@ from tensorhub_rollout.core.leader_events import EndSeeding, Place, Want, Withdr
 from tensorhub_rollout.core.seeding_watch import SeedingWatch
 from tensorhub_rollout.core.state import ANY_SITE
 from tensorhub_rollout.policy.activation import ActivationLimits, Turns, decide
+from tensorhub_rollout.policy.arrival import Held
 from tensorhub_rollout.policy.placing import ARRIVAL, FALLBACK_POLICY, PlacingFacts, PlacingLimits, PlacingState, place
 from tensorhub_rollout.policy.plateau import StepModel
 from tensorhub_rollout.policy.scale import ScaleLimits, ScaleWish
@@ -47,6 +50,17 @@ class PolicyLimits(msgspec.Struct, frozen=True):
     placing: PlacingLimits = PlacingLimits()
     ends_seeding: bool = True
     """Whether the policy `arrival` says when a trainer's engines have generated enough; else they do for T_seed."""
+
+    def without(self, terms: Collection[str]) -> "PolicyLimits":
+        """Return the same with these terms of the policy `arrival` off; the others stay as they are."""
+        arrival = self.placing.arrival
+        arrival = replace(
+            arrival,
+            admits_by_arrival=arrival.admits_by_arrival and "admission" not in terms,
+            migrates=arrival.migrates and "migration" not in terms,
+        )
+        placing = replace(self.placing, arrival=arrival)
+        return replace(self, placing=placing, ends_seeding=self.ends_seeding and "seeding" not in terms)
 
 
 class Decisions:
@@ -82,13 +96,21 @@ class Decisions:
             yield Want(want.runner, want.version)
         for action in self._placed(leader, model, view, now):
             if isinstance(action, PlaceAction):
-                yield Place(action.request, action.runner)
+                yield Place(action.request, action.runner, action.reason)
             else:
-                yield Withdraw(action.request, action.target if isinstance(action, MoveAction) else None)
+                target = action.target if isinstance(action, MoveAction) else None
+                yield Withdraw(action.request, target, action.reason)
         if self._watches_seeding(leader, model):
             enough = partial(self._is_enough, model, view, now)
             if self._tried("ending a seeding", enough, None) is not None:
                 yield from (EndSeeding(each.runner) for each in view.instances if each.is_local)
+
+    def held(self, leader: Leader, of: RequestId) -> Held | None:
+        """Return what a waiting request was held for at the last look; None: it was not, or its policy holds none."""
+        model = leader.requests[of].model
+        if leader.policy_of(model) != ARRIVAL or ARRIVAL in self._set_aside:
+            return None
+        return self._placing.get(model, PlacingState()).arrival.held.get(of)
 
     def scale(self, leader: Leader, now: float) -> ScaleWish | None:
         """Return how many instances are wished for; None: no others than stand in the log, or it is not yet time."""
@@ -114,7 +136,7 @@ class Decisions:
             meter = leader.meter(model)
             is_steady = meter.last is not None and meter.last.is_steady
             watch.learnt(state.train_s, meter.last_token_at, is_steady=is_steady)
-        return msgspec.structs.replace(answer, is_watched=self._watches_seeding(leader, model))
+        return replace(answer, is_watched=self._watches_seeding(leader, model))
 
     def _watches_seeding(self, leader: Leader, model: str) -> bool:
         """Tell whether a trainer is told when its engines have generated enough."""

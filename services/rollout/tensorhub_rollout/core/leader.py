@@ -78,7 +78,7 @@ from tensorhub_rollout.core.leader_events import (
     Withdraw,
 )
 from tensorhub_rollout.core.lengths import ResponseLengths
-from tensorhub_rollout.core.outcomes import Attached, Cancelled, Ended, Submitted
+from tensorhub_rollout.core.outcomes import Acknowledged, Attached, Cancelled, Ended, Submitted
 from tensorhub_rollout.core.pinned_requests import PinnedRequests, why_gone
 from tensorhub_rollout.core.placements import Instance, OpenRequest, PastAttempt, Placement
 from tensorhub_rollout.core.responses import Response, TokensDiffer
@@ -128,6 +128,11 @@ class LeaderLimits(msgspec.Struct, frozen=True):
 WAITING_SHOWN_MAX: Final = 4096
 """Limit of the waiting requests that a policy sees at once, the first."""
 
+ENDED_MAX: Final = 4096
+"""Limit of the requests that have ended and are not done of which the attempts are remembered, the latest."""
+
+_ADOPTED: Final = "it ran there when this manager began to lead"
+_REWOUND: Final = "the trainer has gone back behind a version that made some of its tokens"
 _NO_VERSIONS: Final = PublishedVersions(0)
 
 _AT_WORK: Final = frozenset({AttemptState.PREPARED, AttemptState.ASSIGNED, AttemptState.HELD})
@@ -149,6 +154,8 @@ class Leader:
         self.requests: dict[RequestId, OpenRequest] = {}
         self.responses: dict[RequestId, Response] = {}
         """Tokens of open requests, as far as this leader has them."""
+        self.ended: dict[RequestId, tuple[PastAttempt, ...]] = {}
+        """The attempts of the latest requests that have ended and are not done; nothing is decided by them."""
         self.lengths = ResponseLengths(state, self._held)
         self.versions: dict[str, PublishedVersions] = {}
         """By model."""
@@ -306,6 +313,10 @@ class Leader:
         submission = self.state.submissions[of.submission]
         return submission.groups[submission.requests[of.index].group].priority
 
+    def has_begun_group(self, of: RequestId) -> bool:
+        """Tell whether the group of an open request counts as begun, where payloads have a limit."""
+        return self._group_of(of) in self.admission.begun
+
     def step_s(self) -> float:
         """Return how long the longest of the models' last steps was, in seconds; 0: none was seen whole."""
         return max((each.last.whole_s for each in self._meters.values() if each.last is not None), default=0.0)
@@ -373,7 +384,9 @@ class Leader:
         response = self.responses.get(of)
         attempt = Attempt(self.term, self._n)
         began_at = self._stored_count(of) if response is None else response.count
-        request.placement = Placement(of, attempt, runner, began_at, self._tokens_max(of), placed_at=self._now)
+        request.placement = Placement(
+            of, attempt, runner, began_at, self._tokens_max(of), placed_at=self._now, reason=event.reason
+        )
         self.placements[attempt] = request.placement
         instance.attempts.add(attempt)
         instance.pending.add(of)
@@ -559,7 +572,7 @@ class Leader:
         placement = None if request is None else request.placement
         if placement is None or placement.state not in {AttemptState.ASSIGNED, AttemptState.HELD}:
             return
-        placement.moves_to = event.target
+        placement.moves_to, placement.withdrawn_why = event.target, event.reason
         placement.move(AttemptTransition.WITHDRAWN)
         _note_idle(self.instances[placement.runner], placement)
         self._send_stop(placement)
@@ -608,7 +621,7 @@ class Leader:
     def _go_on(self, placement: Placement) -> None:
         """Place a request where its stopped attempt was to go."""
         if placement.moves_to is not None:
-            self._place(Place(placement.request, placement.moves_to))
+            self._place(Place(placement.request, placement.moves_to, placement.withdrawn_why))
 
     def _held(self, of: RequestId) -> int:
         response = self.responses.get(of)
@@ -679,7 +692,7 @@ class Leader:
             self._begin_anew(of, self.responses[of].attempt, "rewind")
         else:
             request.is_void = True
-            self._withdraw(Withdraw(of))
+            self._withdraw(Withdraw(of, None, _REWOUND))
 
     def _store_end(self, of: RequestId) -> None:
         """Have the end of a request written; where it was written already, the log takes the first."""
@@ -761,12 +774,19 @@ class Leader:
                 for of in gone:
                     self.lengths.ended(of)
                     self._close(of)
+            case Acknowledged(requests=done):
+                for of in done:
+                    self.ended.pop(of, None)
             case _:
                 pass
 
     def _close(self, of: RequestId) -> None:
         """The log has the request's end: the runners of its attempts forget them."""
         request = self.requests.pop(of)
+        if self.state.request(of) is not None:
+            self.ended[of] = request.attempts(self._held(of), self._now)
+            if len(self.ended) > ENDED_MAX:
+                del self.ended[next(iter(self.ended))]
         self.pinned.close(of, request.model)
         self._alone.discard(of)
         self.waiting.discard(of)
@@ -916,6 +936,7 @@ class Leader:
             self._held(held.request),
             self._tokens_max(held.request),
             placed_at=self._now,
+            reason=_ADOPTED,
         )
         placement.move(AttemptTransition.ADOPTED)
         request.placement = self.placements[held.attempt] = placement

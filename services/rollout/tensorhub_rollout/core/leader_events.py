@@ -125,17 +125,19 @@ class StoringFailed(msgspec.Struct, frozen=True):
 
 
 class Place(msgspec.Struct, frozen=True):
-    """The policy: begin an attempt of a waiting request there."""
+    """The policy: begin an attempt of a waiting request there, for this reason."""
 
     request: RequestId
     runner: str
+    reason: str = ""
 
 
 class Withdraw(msgspec.Struct, frozen=True):
-    """The policy: stop the attempt of a request; then begin one on `target`, or let it wait (None)."""
+    """The policy: stop the attempt of a request; then begin one on `target`, or let it wait (None), for this reason."""
 
     request: RequestId
     target: str | None = None
+    reason: str = ""
 
 
 class Want(msgspec.Struct, frozen=True):

@@ -44,6 +44,10 @@ class Placement:
     """When its last token came."""
     moved_by: AttemptTransition | None = None
     """The last transition."""
+    reason: str = ""
+    """Why it was placed there; of a request that was moved, why it was."""
+    withdrawn_why: str = ""
+    """Why it was taken from there; empty: it was not."""
 
     def move(self, what: AttemptTransition) -> None:
         """Change the state. Raises `IllegalTransition`."""
@@ -68,6 +72,11 @@ class PastAttempt:
     finished: FinishReason | None
     """Why it ended at its runner by itself; None: it did not."""
     why: str | None = None
+    """With what it failed."""
+    reason: str = ""
+    """Why it was placed there."""
+    withdrawn_why: str = ""
+    """Why it was taken from there; empty: it was not."""
 
     @classmethod
     def of(cls, placement: Placement, tokens: int, now: float, why: str | None = None) -> "PastAttempt":
@@ -85,6 +94,8 @@ class PastAttempt:
             placement.moved_by,
             None if placement.finished is None else placement.finished.reason,
             why,
+            placement.reason,
+            placement.withdrawn_why,
         )
 
 
@@ -209,6 +220,11 @@ class OpenRequest:
         self.past.append(past)
         if len(self.past) > PAST_ATTEMPTS_MAX:
             del self.past[0]
+
+    def attempts(self, tokens: int, now: float) -> tuple[PastAttempt, ...]:
+        """Return its attempts as if it had ended now with so many tokens: that ends the one that is not over."""
+        last = () if self.placement is None else (PastAttempt.of(self.placement, tokens, now),)
+        return (*self.past, *last)
 
     @property
     def is_waiting(self) -> bool:

@@ -48,10 +48,6 @@ def story_of(leader: Leader, of: RequestId, now: float) -> ResponseStory | None:
     submission = state.submissions[of.submission]
     group, response = submission.groups[stored.group], leader.responses.get(of)
     tokens = 0 if response is None else response.count
-    attempts = [*request.past]
-    if request.placement is not None:
-        # The end in the log ends this one too.
-        attempts.append(PastAttempt.of(request.placement, tokens, now))
     return ResponseStory(
         of,
         state.job,
@@ -61,7 +57,7 @@ def story_of(leader: Leader, of: RequestId, now: float) -> ResponseStory | None:
         of.index - group.first,
         stored.end,
         () if response is None else tuple(response.runs),
-        tuple(attempts),
+        request.attempts(tokens, now),
     )
 
 
@@ -128,14 +124,19 @@ def _attempt_span(
         "tensorhub.tokens_from": each.began_at,
         "tensorhub.tokens": max(0, each.tokens - each.began_at),
         "tensorhub.versions": _versions(run for run in story.runs if run.attempt == each.attempt),
-        "tensorhub.end": _end_of(each),
+        "tensorhub.end": end_of(each),
     }
+    if each.reason:
+        attributes["tensorhub.why"] = each.reason
+    if each.withdrawn_why:
+        attributes["tensorhub.withdrawn_why"] = each.withdrawn_why
     if each.first_token_at is not None:
         attributes["tensorhub.first_token_s"] = round(each.first_token_at - each.placed_at, 4)
     return finished_span(ATTEMPT, *places, times_ns, attributes, error=each.why)
 
 
-def _end_of(each: PastAttempt) -> str:
+def end_of(each: PastAttempt) -> str:
+    """Return the word that users have for how an attempt was over."""
     match each.ended_by:
         case AttemptTransition.STOPPED if each.finished not in {None, "stop", "length"}:
             return str(each.finished)

@@ -33,6 +33,8 @@ from tensorhub_common.protocol.rollout.questions import (
     RolloutStatus,
     SeedingAnswer,
     SeedingQuestion,
+    WhyAnswer,
+    WhyQuestion,
 )
 from tensorhub_common.runtime.supervision import Supervisor, log_only
 from tensorhub_rollout.core.answers import answer_outcome, answer_ready, has_ready
@@ -61,6 +63,7 @@ from tensorhub_rollout.core.leader_events import (
 from tensorhub_rollout.core.outcomes import Leads, Outcome
 from tensorhub_rollout.core.state import RolloutState
 from tensorhub_rollout.core.status import status_of
+from tensorhub_rollout.core.why import why_of
 from tensorhub_rollout.jobs.counts import RolloutCounts
 from tensorhub_rollout.jobs.entry_writer import EntryWriter
 from tensorhub_rollout.jobs.payload_reader import PayloadReader
@@ -69,7 +72,6 @@ from tensorhub_rollout.jobs.published_versions import VersionFollower
 from tensorhub_rollout.jobs.response_spans import ResponseSpans
 from tensorhub_rollout.jobs.runner_outbox import RunnerOutbox
 from tensorhub_rollout.jobs.snapshots import RolloutSnapshots, SnapshotMaker
-from tensorhub_rollout.policy.scale import ScaleLimits
 
 OUTCOMES_MAX: Final = 4096
 """Limit of the outcomes that are remembered for those who ask, the latest."""
@@ -92,12 +94,12 @@ _log: Final = logger(__name__)
 class RolloutJob:
     """The rollouts of one job in one manager: `run` until cancelled, then `close`."""
 
-    def __init__(self, bus: Bus, job: str, manager: str, limits: LeaderLimits, scale: ScaleLimits) -> None:
+    def __init__(self, bus: Bus, job: str, manager: str, limits: LeaderLimits, policies: PolicyLimits) -> None:
         """Prepare. `manager` names this process: no other one has ever had this name."""
         self.name, self.manager = job, manager
         self.state = RolloutState(job)
         self.leader: Leader | None = None
-        self._bus, self._limits, self._scale = bus, limits, scale
+        self._bus, self._limits, self._policies = bus, limits, policies
         self._log = RolloutLog(bus, job)
         self._created = ""
         """When the log was made: later ones are higher as text."""
@@ -233,7 +235,7 @@ class RolloutJob:
             self._tell(seen)
 
     def _new_decisions(self) -> Decisions:
-        return Decisions(PolicyLimits(scale=self._scale), self._work.fault)
+        return Decisions(self._policies, self._work.fault)
 
     def _stop_leading(self) -> None:
         if self.leader is None:
@@ -420,6 +422,13 @@ class RolloutJob:
         if self.leader is None:
             raise self._leads_not()
         return status_of(self.leader)
+
+    async def why(self, question: WhyQuestion) -> WhyAnswer:
+        """Say what a group's responses wait for. Raises `BadCommand` without one, and as `status` does."""
+        if self.leader is None:
+            raise self._leads_not()
+        held_of = partial(self._decisions.held, self.leader)
+        return why_of(self.leader, question, held_of, time.monotonic())
 
     def _leads_not(self) -> RolloutUnavailable:
         return RolloutUnavailable(f"manager {self.manager!r} does not lead the rollouts of job {self.name!r}")

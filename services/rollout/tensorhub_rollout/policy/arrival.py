@@ -64,6 +64,17 @@ class ArrivalLimits(msgspec.Struct, frozen=True):
     """And only where both are done sooner for it by so many times what its context takes to be computed again."""
 
 
+class Held(msgspec.Struct, frozen=True):
+    """A request that was not placed, and what it waits for. Times of `place_by_arrival` in seconds."""
+
+    since: float
+    """When it was first not placed."""
+    runner: str | None
+    """The instance that would be done soonest with it; None: none could take it."""
+    ready_s: float
+    """In how many seconds that has a version on which the request may run; 0: it has."""
+
+
 class ArrivalState(msgspec.Struct, frozen=True):
     """What was found, and has been placed since."""
 
@@ -71,8 +82,8 @@ class ArrivalState(msgspec.Struct, frozen=True):
     """What each instance has to do, the one whose assessment is the oldest first."""
     order: tuple[Rank, ...] = ()
     """What waits, in the order in which it is to be placed."""
-    held_since: Mapping[RequestId, float] = {}
-    """Requests that wait for a version, though an instance could run them."""
+    held: Mapping[RequestId, Held] = {}
+    """Requests that were not placed at the last look, though an instance had room."""
     moves_looked_at: float = -math.inf
 
 
@@ -163,11 +174,11 @@ def place_by_arrival(
     fleet.assess(limits, now)
     room = {name: _room(each, limits) for name, each in fleet.by_name.items()}
     order = _ordered(view, facts, state.order, limits.ranked_max) if view.waiting else ()
-    placed, held_since = _placed(fleet, order, room, state.held_since, limits, now)
+    placed, held = _placed(fleet, order, room, state.held, limits, now)
     moved, moves_looked_at = list[MoveAction](), state.moves_looked_at
     if limits.migrates and fleet.is_measured and not placed and now - moves_looked_at >= limits.moves_s:
         moved, moves_looked_at = _moved(fleet, limits), now
-    return (*_released(view, facts), *placed, *moved), ArrivalState(fleet.loads, order, held_since, moves_looked_at)
+    return (*_released(view, facts), *placed, *moved), ArrivalState(fleet.loads, order, held, moves_looked_at)
 
 
 def _ordered(view: FleetView, facts: ArrivalFacts, order: tuple[Rank, ...], count_max: int) -> tuple[Rank, ...]:
@@ -199,25 +210,26 @@ def _placed(
     fleet: _Fleet,
     order: tuple[Rank, ...],
     room: dict[str, int],
-    held_since: Mapping[RequestId, float],
+    held_before: Mapping[RequestId, Held],
     limits: ArrivalLimits,
     now: float,
-) -> tuple[list[PlaceAction], dict[RequestId, float]]:
-    """Return what to place, and since when the others wait that could begin now."""
+) -> tuple[list[PlaceAction], dict[RequestId, Held]]:
+    """Return what to place, and what the others wait for while an instance has room."""
     actions: list[PlaceAction] = []
-    held: dict[RequestId, float] = {}
+    held: dict[RequestId, Held] = {}
     if not order or all(left <= 0 for left in room.values()):
         return actions, held
     fleet.with_held = {name: copy(load) for name, load in fleet.loads.items()}
     for *_, of in order:
         if all(left <= 0 for left in room.values()):
             break
-        since = held_since.get(of, now)
-        action = _place_one(fleet, of, room, limits, may_hold=now - since < limits.hold_s_max)
-        if action is not None:
-            actions.append(action)
+        before = held_before.get(of)
+        since = now if before is None else before.since
+        found = _place_one(fleet, of, room, limits, since, now)
+        if isinstance(found, PlaceAction):
+            actions.append(found)
         else:
-            held[of] = since
+            held[of] = found
     return actions, held
 
 
@@ -229,13 +241,14 @@ def _room(instance: InstanceView, limits: ArrivalLimits) -> int:
 
 
 def _place_one(
-    fleet: _Fleet, of: RequestId, room: dict[str, int], limits: ArrivalLimits, *, may_hold: bool
-) -> PlaceAction | None:
-    """Place a request; None: it waits for an instance that is done sooner with it, and counts there."""
+    fleet: _Fleet, of: RequestId, room: dict[str, int], limits: ArrivalLimits, since: float, now: float
+) -> PlaceAction | Held:
+    """Place a request that waits `since` then, or have it wait for an instance that is done sooner: it counts there."""
     view, work, is_alone = fleet.view, fleet.work(of), of in fleet.view.alone
     is_due = fleet.facts.is_due(of)
     by_arrival = limits.admits_by_arrival and fleet.is_measured and not is_alone and of not in view.pinned
     best: tuple[float, str] | None = None
+    best_ready_s = 0.0
     best_now: tuple[float, str] | None = None
     for name, each in fleet.by_name.items():
         ready_s = _ready_s(view, of, each)
@@ -244,17 +257,18 @@ def _place_one(
         load, steps = fleet.with_held[name], fleet.steps[name]
         finish_s = load.due_with_s(work, steps) if is_due else load.finish_with_s(work, steps)
         found = (ready_s + finish_s, name)
-        best = found if best is None else min(best, found)
+        if best is None or found < best:
+            best, best_ready_s = found, ready_s
         if not ready_s and room[name] > 0 and not (is_alone and (each.pending or room[name] < _room(each, limits))):
             best_now = found if best_now is None else min(best_now, found)
     if best is None:
-        return None
-    if best_now is None or (best != best_now and may_hold):
+        return Held(since, None, 0.0)
+    if best_now is None or (best != best_now and now - since < limits.hold_s_max):
         fleet.hold(best[1], work, is_due=is_due)
         if is_alone:
             # Nothing else is placed there, so that nothing is pending there soon.
             room[best[1]] = 0
-        return None
+        return Held(since, best[1], best_ready_s)
     finish_s, name = best_now
     fleet.add(name, work, is_due=is_due)
     fleet.hold(name, work, is_due=is_due)

@@ -18,6 +18,8 @@ from tensorhub_common.protocol.subjects import is_name
 def _fits(value: object, annotation: object) -> bool:
     if get_origin(annotation) is Literal:
         return value in get_args(annotation)
+    if get_origin(annotation) is frozenset:
+        return isinstance(value, frozenset) and all(_fits(each, *get_args(annotation)) for each in value)
     if isinstance(annotation, types.UnionType):
         return any(_fits(value, each) for each in get_args(annotation))
     return type(value) is annotation or (isinstance(annotation, type) and issubclass(annotation, Path))
@@ -67,6 +69,7 @@ def test_defaults_follow_the_variables_that_they_name() -> None:
         ("window_bytes", "2 GiB", 2 << 30),
         ("window_bytes", "1TiB", 1 << 40),
         ("nats", "tls://a:4222, tls://b:4222", "tls://a:4222,tls://b:4222"),
+        ("rollout_terms_off", "seeding, admission", {"admission", "seeding"}),
     ],
 )
 def test_what_a_value_is_read_as(name: str, text: str, value: object) -> None:
@@ -104,6 +107,10 @@ def test_what_a_value_is_read_as(name: str, text: str, value: object) -> None:
         ({"TENSORHUB_DIGESTS": "yes"}, "must be on or off"),
         ({"TENSORHUB_LOG_LEVEL": "loud"}, "must be debug, info, warning or error"),
         ({"TENSORHUB_LOG_FORMAT": "xml"}, "must be console or json"),
+        (
+            {"TENSORHUB_ROLLOUT_TERMS_OFF": "seeding,moves"},
+            "must be of admission, migration and seeding, with commas between: 'moves' is none",
+        ),
     ],
 )
 def test_a_bad_value_is_refused_with_its_name_its_fault_and_an_example(environ: Mapping[str, str], wrong: str) -> None:

@@ -1,5 +1,6 @@
 """The policies of a leader: an error in one of them costs no request its place."""
 
+from collections.abc import Iterable
 from typing import Any, cast
 
 import pytest
@@ -24,7 +25,12 @@ from tensorhub_rollout.core.state import RolloutState
 from tensorhub_rollout.policy.plateau import StepModel
 
 REQUEST = RequestId(3, 0)
-PLACED = Place(REQUEST, "runner-0")
+WANTED = Want("runner-0", "newest")
+
+
+def is_placed(said: Iterable[object]) -> bool:
+    """Tell whether the request is placed on the instance."""
+    return any(isinstance(each, Place) and (each.request, each.runner) == (REQUEST, "runner-0") for each in said)
 
 
 class Unknown(StepModel, frozen=True):
@@ -61,7 +67,11 @@ def of_no_model(leader: Leader) -> Engines:
 def test_a_policy_places_what_waits(policy: PolicyName) -> None:
     faults: list[str] = []
     decisions = Decisions(PolicyLimits(), lambda what, _: faults.append(what))
-    assert [*decisions.look(leader_of(policy), "policy", 0.1)] == [Want("runner-0", "newest"), PLACED]
+    wanted, place = decisions.look(leader_of(policy), "policy", 0.1)
+    assert wanted == WANTED
+    assert isinstance(place, Place)
+    assert (place.request, place.runner) == (REQUEST, "runner-0")
+    assert place.reason, "a policy says why"
     assert not faults
 
 
@@ -70,14 +80,14 @@ def test_rlboosts_policy_places_where_another_one_fails_and_it_is_said_once() ->
     decisions = Decisions(PolicyLimits(), lambda what, _: faults.append(what), of_no_model)
     leader = leader_of("streamrl")
     for now in (0.1, 5.0):
-        assert PLACED in decisions.look(leader, "policy", now)
+        assert is_placed(decisions.look(leader, "policy", now))
     assert faults == ["placing by policy 'streamrl', which 'rlboost' replaces from now on,"]
 
 
 def test_requests_are_placed_though_engines_can_not_be_measured() -> None:
     faults: list[str] = []
     decisions = Decisions(PolicyLimits(), lambda what, _: faults.append(what), unmeasured)
-    assert PLACED in decisions.look(leader_of("arrival"), "policy", 0.1)
+    assert is_placed(decisions.look(leader_of("arrival"), "policy", 0.1))
     assert faults == ["measuring engines"]
 
 
@@ -88,7 +98,7 @@ def test_where_rlboosts_policy_fails_too_it_is_asked_again_and_all_else_goes_on(
     decisions = Decisions(limits, lambda what, _: faults.append(what))
     leader = leader_of(policy)
     for now in (0.1, 0.2):
-        assert [*decisions.look(leader, "policy", now)] == [Want("runner-0", "newest")]
+        assert [*decisions.look(leader, "policy", now)] == [WANTED]
     assert faults.count("placing by policy 'rlboost'") == 2
     assert len(faults) == (2 if policy == "rlboost" else 3)
 
@@ -98,3 +108,12 @@ def test_a_scale_that_can_not_be_chosen_is_none_and_is_told() -> None:
     decisions = Decisions(PolicyLimits(scale=cast("Any", None)), lambda what, _: faults.append(what))
     assert decisions.scale(leader_of("arrival"), 2.0) is None
     assert faults == ["choosing a scale"]
+
+
+@pytest.mark.parametrize("off", [(), ("admission",), ("migration",), ("seeding",), ("admission", "seeding")])
+def test_each_term_of_arrival_is_switched_off_by_itself(off: tuple[str, ...]) -> None:
+    limits = PolicyLimits().without(off)
+    arrival = limits.placing.arrival
+    is_on = {"admission": arrival.admits_by_arrival, "migration": arrival.migrates, "seeding": limits.ends_seeding}
+    assert {term for term, on in is_on.items() if not on} == set(off)
+    assert limits.scale == PolicyLimits().scale

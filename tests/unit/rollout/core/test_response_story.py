@@ -7,7 +7,8 @@ from tests.unit.rollout.one_response import CAUSE, CLOCK_NS, REQUEST, ROOT, Job,
 
 from tensorhub_common.observability.trace_context import SpanRecord
 from tensorhub_common.protocol.rollout.entries import Cancel, End, Lead, Payload, RequestEnded, RequestId, SdkSender
-from tensorhub_common.protocol.rollout.messages import Finished, HeldAttempt
+from tensorhub_common.protocol.rollout.messages import AbortResult, Finished, HeldAttempt
+from tensorhub_rollout.core.leader_events import AbortAnswered, Withdraw
 from tensorhub_rollout.core.response_story import delivery_span, story_of
 
 
@@ -100,6 +101,22 @@ def test_an_attempt_that_begins_anew_tells_how_many_tokens_that_cost(job: Job) -
     assert [each["tensorhub.end"] for each in attempts] == ["restart", "completed"]
     assert [each["tensorhub.tokens"] for each in attempts] == [3, 2]
     assert dict(job.leader.counts.discarded) == {"restart": 3}
+
+
+def test_attempts_tell_why_they_were_placed_and_why_they_were_taken_away(job: Job) -> None:
+    job.runner("one", 1.5)
+    job.runner("other", 1.5)
+    first = job.place("one", 2.0, "one is done soonest")
+    job.tokens("one", first, 0, 3, 3.0)
+    job.leader.handle(Withdraw(REQUEST, "other", "one is done later than other"), 3.5)
+    job.leader.handle(AbortAnswered("one", 1, (AbortResult(first, 3),), ()), 4.0)
+    job.fold(Cancel(SdkSender(2, 2), ("p-17",)))
+    attempts = [each.attributes for each in job.spans(5.0) if each.name == "attempt"]
+    assert [(each["tensorhub.instance"], each["tensorhub.why"]) for each in attempts] == [
+        ("one", "one is done soonest"),
+        ("other", "one is done later than other"),
+    ]
+    assert [each.get("tensorhub.withdrawn_why") for each in attempts] == ["one is done later than other", None]
 
 
 def test_a_leader_that_took_over_tells_what_it_saw_and_guesses_no_wait(job: Job) -> None:

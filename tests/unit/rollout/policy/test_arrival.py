@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorhub_common.protocol.rollout.entries import RequestId
-from tensorhub_rollout.policy.arrival import ArrivalFacts, ArrivalLimits, ArrivalState, place_by_arrival
+from tensorhub_rollout.policy.arrival import ArrivalFacts, ArrivalLimits, ArrivalState, Held, place_by_arrival
 from tensorhub_rollout.policy.lengths import Knowledge, LengthEstimate
 from tensorhub_rollout.policy.plateau import StepModel
 from tensorhub_rollout.policy.view import FleetView, InstanceView, MoveAction, PlaceAction, ReleaseAction
@@ -137,6 +137,23 @@ def test_requests_wait_for_a_version_that_comes_soon_and_others_begin_where_it_i
     where = placed(seen, facts(dict.fromkeys(range(8), 200)))
     # Each takes 0.02 s beside 1 s, and b begins 0.05 s later: 5 are here what 3 are there.
     assert where == dict.fromkeys((0, 1, 2, 4, 6), "a")
+
+
+def test_what_waits_is_told_for_which_instance_and_for_how_long() -> None:
+    seen = view(8, instance("a", version=2), arriving("b", 0.05), newest=2)
+    known = facts(dict.fromkeys(range(8), 200))
+    _, state = place_by_arrival(seen, known, ArrivalState(), LIMITS, 7.0)
+    assert dict(state.held) == {of(index): Held(7.0, "b", 0.05) for index in (3, 5, 7)}
+    # Since when it waits stays, while what it waits for comes nearer.
+    later = view((3,), instance("a", tuple(range(10, 20)), version=2), arriving("b", 0.02), newest=2)
+    _, state = place_by_arrival(later, known, state, LIMITS, 7.5)
+    assert dict(state.held) == {of(3): Held(7.0, "b", 0.02)}
+
+
+def test_one_that_no_instance_could_take_waits_for_none() -> None:
+    seen = view((0,), instance("a", version=2), pinned={of(0): 1}, newest=2)
+    _, state = place_by_arrival(seen, facts({}), ArrivalState(), LIMITS, 7.0)
+    assert dict(state.held) == {of(0): Held(7.0, None, 0.0)}
 
 
 def test_none_waits_for_a_version_that_comes_late_or_at_no_known_time() -> None:

@@ -1,4 +1,7 @@
-"""`tensorhub rollouts`: consumers, queue and instances of a job's rollouts, once or as a live table."""
+"""`tensorhub rollouts`: consumers, queue and instances of a job's rollouts, once or as a live table.
+
+`tensorhub rollouts why GROUP` says of each response of a group what it waits for, and why it was placed where it was.
+"""
 
 import asyncio
 import sys
@@ -13,32 +16,46 @@ from rich.text import Text
 
 from tensorhub._control.registry_client import RegistryClient
 from tensorhub._rollouts.manager_client import ManagerClient
-from tensorhub.cli import options
+from tensorhub.cli import options, why_tables
 from tensorhub.cli.output import json_line, line, size, table
 from tensorhub.cli.runner import CommandDeadline, registry_of, run
 from tensorhub_common.errors import RolloutUnavailable
-from tensorhub_common.protocol.rollout.questions import RolloutStatus
+from tensorhub_common.protocol.rollout.questions import WHY_INDEX_MAX, RolloutStatus, WhyAnswer, WhyQuestion
 
 LOOK_S: Final = 1.0
 """How often the live table asks."""
 WATCH: Final = "watch"
+WHY: Final = "why"
 
 _CONSUMERS: Final = ("CONSUMER", "MODEL", "EPOCH", "OPEN", "WAITING", "ENDED", "VERSIONS BEHIND")
 _INSTANCES: Final = ("INSTANCE", "MODEL", "STATE", "VERSION", "KEPT", "SLOTS", "PENDING", "EXECUTING", "TOKENS/S")
 _NUMBERS: Final = ("EPOCH", "OPEN", "WAITING", "ENDED", "VERSION", "KEPT", "SLOTS", "PENDING", "EXECUTING", "TOKENS/S")
 
 
-def _watch_or_not(given: object) -> str:
-    if given != WATCH:
-        raise typer.BadParameter(f"{given!s:.40} is not possible: leave it out, or say watch")
-    return WATCH
+def _watch_or_why(given: object) -> str:
+    if given not in {WATCH, WHY}:
+        raise typer.BadParameter(f"{given!s:.40} is not possible: leave it out, or say watch, or why and a group")
+    return str(given)
 
 
 def rollouts(
     what: Annotated[
         str | None,
         typer.Argument(
-            metavar="[watch]", help="watch: a live table until Ctrl-C.", show_default=False, parser=_watch_or_not
+            metavar="watch|why",
+            help="watch: a live table until Ctrl-C. why: what a group's responses wait for.",
+            show_default=False,
+            parser=_watch_or_why,
+        ),
+    ] = None,
+    group: Annotated[str | None, typer.Argument(metavar="GROUP", help="The group, of why.", show_default=False)] = None,
+    index: Annotated[
+        int | None,
+        typer.Argument(
+            metavar="INDEX",
+            help="One response of it alone.",
+            show_default=False,
+            parser=options.whole(0, WHY_INDEX_MAX),
         ),
     ] = None,
     *,
@@ -48,10 +65,22 @@ def rollouts(
     directory: options.Directory = None,
     nats: options.Nats = None,
 ) -> None:
-    """Show the rollouts of a job: who submits, what waits, and which instances generate."""
+    """Show the rollouts of a job: who submits, what waits, and which instances generate.
+
+    With why and a group: what each of its responses waits for, how long it is expected to be, and its attempts.
+    """
+    if what != WHY and group is not None:
+        raise typer.BadParameter("only why takes a group", param_hint="GROUP")
+    if what == WHY and not group:
+        raise typer.BadParameter("why needs a group, as in: tensorhub rollouts why p-17", param_hint="GROUP")
     registry = registry_of(job, directory, nats)
     if what == WATCH:
         run(_watch(registry, json=json))
+        return
+    if group is not None:
+        _show_why(
+            run(_asked_why(registry, WhyQuestion(group, index), CommandDeadline(timeout))), registry.job, json=json
+        )
         return
     found = run(_once(registry, CommandDeadline(timeout)))
     if json:
@@ -64,6 +93,25 @@ def rollouts(
     if found.instances:
         line("")
         table(_INSTANCES, _instances(found), right=_NUMBERS)
+
+
+def _show_why(found: WhyAnswer, job: str, *, json: bool) -> None:
+    if json:
+        json_line(found)
+        return
+    line(why_tables.headline(found, job))
+    if found.requests:
+        line("")
+        table(why_tables.RESPONSES, why_tables.responses(found), right=why_tables.NUMBERS)
+    if any(each.attempts for each in found.requests):
+        line("")
+        table(why_tables.ATTEMPTS, why_tables.attempts(found), right=why_tables.NUMBERS)
+
+
+async def _asked_why(registry: RegistryClient, question: WhyQuestion, bound: CommandDeadline) -> WhyAnswer:
+    async with registry, bound.held():
+        deadline = asyncio.get_running_loop().time() + bound.left_s("asking the rollout manager")
+        return await ManagerClient(registry).ask("why", question, WhyAnswer, deadline)
 
 
 async def _once(registry: RegistryClient, bound: CommandDeadline) -> RolloutStatus:

@@ -12,6 +12,12 @@ WAIT_S_MAX: Final = 2.0
 """So long the manager keeps `ready` for what has not ended yet."""
 READY_MAX: Final = 512
 """Limit of the responses in one answer."""
+WHY_REQUESTS_MAX: Final = 64
+"""Limit of the responses in one answer to `why`, the first of the group."""
+WHY_CHARS_MAX: Final = 200
+"""Limit of a reason or an error in an answer to `why`: all of them stay below the 1 MiB that NATS takes."""
+WHY_INDEX_MAX: Final = 1_000_000
+"""Limit of an index in a question; no group is as large."""
 
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 Gain = Annotated[float, msgspec.Meta(gt=0.0, le=1e9)]
@@ -183,3 +189,81 @@ class RolloutStatus(msgspec.Struct, frozen=True, tag="rollouts"):
     """How many instances beside the trainer's own are worth having, as the policy has it; None: it does not know."""
     has_gathered: bool = True
     """Whether the manager has heard all instances since it leads; else some are missing here."""
+
+
+class WhyQuestion(msgspec.Struct, frozen=True):
+    """Why are the responses of this group where they are, and what do they wait for? `index`: of this one alone."""
+
+    group: str
+    index: Annotated[int, msgspec.Meta(ge=0, le=WHY_INDEX_MAX)] | None = None
+
+
+class AttemptWhy(msgspec.Struct, frozen=True):
+    """One placement of a response on an instance, as far as the leading manager saw it. Times in seconds."""
+
+    instance: str
+    attempt: Attempt
+    placed_s_ago: float
+    """How long ago it was placed."""
+    lasted_s: float
+    """From there until it was over, or until now."""
+    tokens_from: int
+    """How many tokens the response had when it was placed."""
+    tokens_to: int
+    """How many it had when it was over, or has now."""
+    first_token_s: float | None = None
+    """From its placement to its first token; None: none came."""
+    end: str | None = None
+    """How it was over, as in the attribute `tensorhub.end` of its span; None: it is not."""
+    error: str | None = None
+    reason: str = ""
+    """Why it was placed there; empty: not known."""
+    withdrawn_why: str = ""
+    """Why it was taken from there; empty: it was not."""
+
+
+RequestStateName = Literal["waiting", "pending", "executing", "ended"]
+
+
+class ExpectedLength(msgspec.Struct, frozen=True):
+    """How long a response is expected to be, in tokens: as likely as not below `median`, and nine in ten below `p90`.
+
+    `knowledge`: what that is from. `finished` responses of the same prompt, those that are `running`, what is
+    `regressed` from the prompt, or the other prompts of the `job`.
+    """
+
+    median: float
+    p90: float
+    knowledge: str
+
+
+class RequestWhy(msgspec.Struct, frozen=True):
+    """One response. `pending`: on an instance, without a token from there."""
+
+    consumer: str
+    index: int
+    """In its group."""
+    state: RequestStateName
+    tokens: int
+    waits_for: str | None = None
+    """What it waits for, in words; None: for nothing but its tokens."""
+    expected: ExpectedLength | None = None
+    """None: it has ended."""
+    attempts: tuple[AttemptWhy, ...] = ()
+    """The latest, the last one last."""
+    ended_by: EndReason | None = None
+    """Why it ended; None: it has not, or it is done and that is not known any more."""
+    error: str | None = None
+
+
+class WhyAnswer(msgspec.Struct, frozen=True, tag="why"):
+    """The responses of a group, those of each consumer that has a group of this name.
+
+    `left_out`: how many more there are, too many for one answer; ask for them by their index. `is_done`: all of them
+    are done, and nothing but their traces is left.
+    """
+
+    group: str
+    requests: tuple[RequestWhy, ...] = ()
+    left_out: int = 0
+    is_done: bool = False
