@@ -65,9 +65,11 @@ class EngineThread:
     async def leave(self, attempts: Iterable[Attempt]) -> None:
         """Have the engine leave attempts at once, and make no further step: it is somebody else's from here on."""
         await self.between_steps.acquire()
+        # What was forgotten during the last step is nowhere else any more.
+        stopped = [each.attempt for each in self._commands if isinstance(each, Stop)]
         self._commands.clear()
         loop = asyncio.get_running_loop()
-        for attempt in attempts:
+        for attempt in (*stopped, *attempts):
             await loop.run_in_executor(self._thread, self._engine.stop, attempt)
 
     def close(self) -> None:
