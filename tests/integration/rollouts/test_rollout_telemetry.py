@@ -1,4 +1,4 @@
-"""Spans and metrics of rollouts on real processes: a response's trace, `tensorhub trace`, and the pages of metrics."""
+"""What real processes tell of rollouts: a response's trace, `tensorhub trace`, `rollouts why`, and pages of metrics."""
 
 import os
 import re
@@ -6,6 +6,7 @@ import signal
 from collections.abc import AsyncIterator
 from functools import partial
 
+import msgspec
 import pytest
 import pytest_asyncio
 from tests.bounds import WAIT_S
@@ -19,6 +20,7 @@ from tools.docs.metrics_page import prometheus_name
 from tensorhub import Prompt, Sampling
 from tensorhub_common.introspection.span_query import CollectedSpans, collect_spans
 from tensorhub_common.observability.metrics import METRICS
+from tensorhub_common.protocol.rollout.questions import WhyAnswer
 from tensorhub_common.protocol.spans import SpansAsk, TransfersAsk
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -70,6 +72,7 @@ async def test_a_response_is_one_trace_from_its_submission_to_done(job: RolloutJ
     (attempt,) = [each for each in below if each.name == "attempt"]
     assert attempt.attributes["tensorhub.instance"] in {"runner-0", "runner-1"}
     assert attempt.attributes["tensorhub.versions"] == ("1",)
+    assert attempt.attributes["tensorhub.why"], "the policy says why it placed it there"
     assert (attempt.attributes["tensorhub.tokens"], attempt.attributes["tensorhub.end"]) == (TOKENS, "completed")
     # The trainer's call is a trace of its own, which its agent keeps.
     (link,) = root.links
@@ -190,3 +193,48 @@ async def test_a_runner_that_is_told_to_end_does_so_orderly_and_comes_back_with_
     assert re.search(r"\] ended ", log)
     assert "tensorhub-runner: " not in log
     await generated(job, "after", Prompt([1, 2], id="p-6"))
+
+
+async def asked_why(job: RolloutJob, *arguments: str) -> WhyAnswer:
+    """Return what `tensorhub rollouts why` says of a group to programs."""
+    code, out, err = await job.hub.command("rollouts", "why", *arguments, "--json", "--job", job.name)
+    assert code == 0, err
+    return msgspec.json.decode(out, type=WhyAnswer)
+
+
+async def test_why_tells_of_an_open_and_of_an_ended_response_until_it_is_done(job: RolloutJob) -> None:
+    rollouts = await job.trainer.rollouts(MODEL, name="why", group_size=2)
+    (group,) = await rollouts.submit([Prompt([7], id="p-5")], sampling=Sampling(max_tokens=100_000))
+    answer = await until_answer(
+        lambda: asked_why(job, "p-5"),
+        lambda found: all((each.state, each.waits_for) == ("executing", None) for each in found.requests),
+        "both responses are generated",
+    )
+    assert [(each.consumer, each.index) for each in answer.requests] == [("why", 0), ("why", 1)]
+    for each in answer.requests:
+        assert all(before.end == "stopped" and before.withdrawn_why for before in each.attempts[:-1])
+        assert all(attempt.reason for attempt in each.attempts), "the policy says why it placed it there"
+        attempt = each.attempts[-1]
+        assert attempt.instance in {"runner-0", "runner-1"}
+        assert (attempt.end, attempt.withdrawn_why, attempt.tokens_to) == (None, "", each.tokens)
+        assert attempt.first_token_s is not None
+        assert 0 <= attempt.first_token_s <= attempt.lasted_s == attempt.placed_s_ago
+        assert each.expected is not None
+        assert 0 < each.tokens < each.expected.median <= each.expected.p90
+    reasons = {each.index: each.attempts[0].reason for each in answer.requests}
+    code, shown, _ = await job.hub.command("rollouts", "why", "p-5", "1", "--job", job.name)
+    assert code == 0
+    assert reasons[1] in shown
+    code, _, said = await job.hub.command("rollouts", "why", "p-77", "--job", job.name)
+    assert (code, "has no group 'p-77': not done yet are p-5" in said) == (1, True)
+    await rollouts.cancel(group)
+    answer = await until_answer(
+        lambda: asked_why(job, "p-5", "1"), lambda found: found.requests[0].state == "ended", "it has ended"
+    )
+    (ended,) = answer.requests
+    assert (ended.index, ended.ended_by, ended.expected) == (1, "cancelled", None)
+    assert (ended.attempts[0].reason, ended.attempts[-1].end) == (reasons[1], "closed")
+    async for batch in rollouts.batches(2, wait_s=WAIT_S):
+        await batch.done()
+    await until_answer(lambda: asked_why(job, "p-5"), lambda found: found.is_done, "all is done")
+    await rollouts.close()

@@ -148,8 +148,8 @@ def test_why_says_what_it_lacks(run: Run, answer: list[Any], arguments: list[str
 
 
 def test_why_tells_of_an_unknown_group_in_one_line(run: Run, answer: list[Any]) -> None:
-    answer[0] = BadCommand("job 'run-7' has no group 'p-18': open are p-17")
-    assert run("rollouts", "why", "p-18").is_one_line(1, "open are p-17")
+    answer[0] = BadCommand("job 'run-7' has no group 'p-18': not done yet are p-17")
+    assert run("rollouts", "why", "p-18").is_one_line(1, "not done yet are p-17")
 
 
 @pytest.fixture

@@ -73,7 +73,7 @@ def _unknown(state: RolloutState, name: str) -> BadCommand:
     known = islice((group for each in state.consumers.values() for group in each.ids), GROUPS_NAMED_MAX)
     names = ", ".join(f"{each:.40}" for each in known)
     more = f" and {count - GROUPS_NAMED_MAX} more" if count > GROUPS_NAMED_MAX else ""
-    there = f"open are {names}{more}" if names else "none is open"
+    there = f"not done yet are {names}{more}" if names else "all that it had are done"
     return BadCommand(f"job {state.job!r} has no group {name!r:.200}: {there}")
 
 

@@ -226,7 +226,7 @@ def test_an_unknown_group_is_told_with_a_few_that_are_open(job: Job) -> None:
     with pytest.raises(BadCommand) as caught:
         asked(job, 1.0, "p-18")
     said = str(caught.value)
-    assert said.startswith("job 'run-7' has no group 'p-18': open are p-17, g-0, ")
+    assert said.startswith("job 'run-7' has no group 'p-18': not done yet are p-17, g-0, ")
     assert said.endswith(f"and {21 - GROUPS_NAMED_MAX} more")
     with pytest.raises(BadCommand, match="group 'p-17' has responses 0 to 1, and no 2"):
         asked(job, 1.0, index=2)
