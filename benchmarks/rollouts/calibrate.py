@@ -19,7 +19,7 @@ from unittest.mock import patch
 import msgspec
 
 from benchmarks import page
-from benchmarks.rollouts.policies import Compared, compared
+from benchmarks.rollouts.policies import Compared, compared, write
 from benchmarks.rollouts.trained_job import LOOK_S, Took, Workload, middle
 from tensorhub_common.protocol.rollout.entries import PolicyName
 from tensorhub_simulator.rollout_performance import job, machine
@@ -200,7 +200,7 @@ def main() -> None:
         kills = {runners: options.kills if runners > min(RUNNERS) else 0 for runners in RUNNERS}
         found = asyncio.run(measured(options.rounds, kills))
     if options.json is not None:
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+        write(options.json, found)
     text = table([*pairs(found)])
     sys.stdout.write(f"{text}\n")
     if options.docs:

@@ -32,6 +32,8 @@ from tensorhub_runner.engines.engine import Engine, EngineCapacity, EngineFacts
 FILE: Final = "drawn.json"
 STEPS: Final = "steps"
 """A folder of the hub's directory; it has one file for each process, of its latest steps: from each to the next one."""
+KILLED: Final = "killed"
+"""A folder of the hub's directory; it has one file for each runner that was killed, with when: seconds of the epoch."""
 STEP: Final = struct.Struct("<ddd")
 """Batch, context tokens of each request, seconds."""
 STEPS_MAX: Final = 4096
@@ -46,6 +48,8 @@ class Drawn(msgspec.Struct, frozen=True):
     step: StepModel = StepModel(0.0, 0.0, 0.0)
     prefill_s: float = 0.0
     """For each token of a context that is computed anew."""
+    back_s: float = 0.0
+    """A runner that was killed has its engine so long after that, or as soon as it can."""
 
 
 class DrawnEngine:
@@ -133,15 +137,34 @@ def _said(made: StepTokens) -> StepTokens:
 
 def drawn_engine(engine: Engine, hub_directory: Path, name: str) -> Engine:
     """Return an engine that ends responses as the hub's directory says it, and counts its tokens there."""
-    drawn = msgspec.json.decode((hub_directory / FILE).read_bytes(), type=Drawn, strict=False)
+    drawn = _drawn_of(hub_directory)
     own = f"{name}-{os.getpid()}"
     return CountedEngine(DrawnEngine(engine, drawn, hub_directory / STEPS / own), hub_directory / COUNTS / own)
 
 
 def load(settings: Settings) -> LoadedEngine:
-    """Make the torch engine of the settings' model, with drawn lengths."""
+    """Make the torch engine of the settings' model, with drawn lengths.
+
+    How long torch takes to be imported depends on what else the machine does; so a runner that was killed waits until
+    it has been away for the same time in each job.
+    """
     loaded = load_engine(dataclasses.replace(settings, runner_engine="torch"))
+    killed = settings.dir / KILLED / settings.runner_id
+    if killed.exists():
+        back_at = float(killed.read_text()) + _drawn_of(settings.dir).back_s
+        time.sleep(max(0.0, back_at - time.time()))
     return LoadedEngine(drawn_engine(loaded.engine, settings.dir, settings.runner_id), loaded.module)
+
+
+def _drawn_of(hub_directory: Path) -> Drawn:
+    return msgspec.json.decode((hub_directory / FILE).read_bytes(), type=Drawn, strict=False)
+
+
+def killing(hub_directory: Path, runner: str) -> None:
+    """Note that a runner is about to be killed."""
+    folder = hub_directory / KILLED
+    folder.mkdir(exist_ok=True)
+    (folder / runner).write_text(str(time.time()))
 
 
 def steps_of(hub_directory: Path) -> list[EngineStep]:

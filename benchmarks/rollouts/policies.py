@@ -33,8 +33,13 @@ class Compared(msgspec.Struct):
     runs: list[Took]
 
 
-async def compared(workload: Workload, rounds: int, policies: Sequence[PolicyName]) -> Compared:
-    """Run each policy once in each round, which has a seed of its own; the order turns from round to round."""
+async def compared(
+    workload: Workload, rounds: int, policies: Sequence[PolicyName], out: Path | None = None
+) -> Compared:
+    """Run each policy once in each round, which has a seed of its own; the order turns from round to round.
+
+    What there is stands in `out` after each run.
+    """
     found = Compared(workload, [])
     for number in range(rounds):
         first = number % len(policies)
@@ -43,9 +48,16 @@ async def compared(workload: Workload, rounds: int, policies: Sequence[PolicyNam
             with tempfile.TemporaryDirectory(prefix="tensorhub-job-", ignore_cleanup_errors=True) as folder:
                 took = await TrainedJob(Path(folder), seeded, policy).run()
             found.runs.append(took)
+            if out is not None:
+                write(out, found)
             said = f"{took.tokens_per_s:.0f} tokens/s in {took.seconds:.1f} s"
             sys.stderr.write(f"seed {seeded.seed}, {policy}: {said}\n")
     return found
+
+
+def write(path: Path, found: Compared | Sequence[Compared]) -> None:
+    """Write all figures as JSON."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
 
 
 def ratios(found: Compared, policy: PolicyName) -> list[float]:
@@ -67,6 +79,7 @@ def table(found: Compared) -> str:
         "range",
         "step, s",
         "longest",
+        "away, s",
         "trainer waits",
         "made again",
         "moved",
@@ -75,7 +88,7 @@ def table(found: Compared) -> str:
         "age",
     ]
     if found.workload.seeds:
-        head.insert(7, "seeds, s")
+        head.insert(8, "seeds, s")
     rows = []
     for policy in POLICIES:
         runs = [each for each in found.runs if each.policy == policy]
@@ -89,6 +102,7 @@ def table(found: Compared) -> str:
             f"{min(parts):.2f} to {max(parts):.2f}" if parts else "",
             f"{middle(second for each in runs for second in each.steps):.1f}",
             f"{middle(max(each.steps) for each in runs):.1f}",
+            f"{middle(each.away_s for each in runs):.0f}",
             f"{middle(each.waits_share for each in runs):.1%}",
             f"{middle(each.again_share for each in runs):.2%}",
             f"{middle(each.moved for each in runs):.0f}",
@@ -97,7 +111,7 @@ def table(found: Compared) -> str:
             f"{middle(each.age for each in runs):.2f}",
         ]
         if found.workload.seeds:
-            row.insert(7, f"{middle(each.seeded_s for each in runs):.1f}")
+            row.insert(8, f"{middle(each.seeded_s for each in runs):.1f}")
         rows.append(row)
     return page.table(head, rows)
 
@@ -114,10 +128,8 @@ def main() -> None:
         )
         if not options.paced:
             workload = msgspec.structs.replace(workload, step=StepModel(0.0, 0.0, 0.0))
-        found = asyncio.run(compared(workload, options.rounds, options.policy or POLICIES))
+        found = asyncio.run(compared(workload, options.rounds, options.policy or POLICIES, options.json))
     print(table(found))
-    if options.json is not None:
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
     if options.docs:
         page.write("policies-seeding" if found.workload.seeds else "policies", table(found), PAGE)
 

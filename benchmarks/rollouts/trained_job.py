@@ -88,6 +88,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """Training takes so long for each token."""
     kills: int = 3
     """Runners that are killed, evenly over the job."""
+    back_s: float = 25.0
+    """Each is back after so long, or as soon as it can: torch alone takes 8 s of a processor."""
     seeds: bool = False
     """Whether the trainer's own engine generates at the beginning of a step; else it is a step ahead."""
     seed_first_s: float = 3.0
@@ -170,6 +172,12 @@ class Took(msgspec.Struct, kw_only=True):
         return self.tokens / self.seconds
 
     @property
+    def away_s(self) -> float:
+        """How long instances were away, all together."""
+        back = [*self.back_s, *([math.inf] * len(self.kills))]
+        return sum(min(back_s, self.seconds - at) for at, back_s in zip(self.kills, back, strict=False))
+
+    @property
     def again_share(self) -> float:
         """Tokens that were made and did not come, for each that came."""
         return self.made / self.tokens - 1
@@ -225,7 +233,7 @@ class TrainedJob:
         workload = self._workload
         CONFIG.save_pretrained(self._folder / "model")
         self._hub_directory.mkdir()
-        drawn = Drawn(self._lengths, workload.step, workload.prefill_s)
+        drawn = Drawn(self._lengths, workload.step, workload.prefill_s, workload.back_s)
         (self._hub_directory / drawn_engine.FILE).write_bytes(msgspec.json.encode(drawn))
         own = {name: text for name, text in os.environ.items() if not name.startswith("TENSORHUB_")}
         paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -331,6 +339,7 @@ class TrainedJob:
     def _kill_due(self, hub: LocalHub) -> None:
         while self._kills and len(self._came) >= self._kills[0][0]:
             _, runner = self._kills.pop(0)
+            drawn_engine.killing(self._hub_directory, runner)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(hub.hub.pids[runner], signal.SIGKILL)
                 self._away[runner] = time.monotonic()
