@@ -2,8 +2,8 @@
 
 `python -m benchmarks.rollouts.calibrate [--json FILE] [--docs]`: jobs of 2 to 8 runners, with kills and updates, as
 `policies` runs them. Each is simulated with the lengths that were drawn, with what its steps, publications, loads and
-restarts took as measured, and with kills at the same seconds. `--from FILE` takes the runs of files that `policies` or
-this command wrote.
+restarts took as measured, and with kills of the same runners behind as many responses. `--from FILE` takes the runs of
+files that `policies` or this command wrote.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import logging
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 from unittest.mock import patch
@@ -35,22 +36,38 @@ HEARTBEAT_S: Final = 0.1
 SILENCE_S: Final = 0.5
 LEADER_LOOK_S: Final = 0.02
 """Production's. The simulator has messages seldomer, for its steps are minutes: here they are seconds."""
-KILLED_FOR_S: Final = 1e-3
-"""A machine that comes in place of one that was killed begins to boot so long after it."""
 
 
 class SimulatedJob(JobRun):
-    """A simulated job whose lengths are a real one's, and whose machines run from the beginning."""
+    """A simulated job with a real one's lengths, whose machines run from the beginning and are killed as there."""
 
     def __init__(self, scenario: Scenario, workload: Workload, policy: PolicyName) -> None:
         super().__init__(scenario, policy)
-        self._workload = workload
+        self._workload, self._kills = workload, workload.killed()
         for number in range(workload.runners):
             self._start(f"runner-{number}", is_local=False)
 
     def _drawn(self, step: int, index: int) -> int:
         group, index_in_group = divmod(index, self._workload.group_size)
         return self._workload.length(step * self._workload.groups + group, index_in_group)
+
+    def _train(self) -> None:
+        super()._train()
+        taken = sum(each.submitted - len(each.open) - len(each.ready) for each in self._submitted)
+        while self._kills and taken >= self._kills[0][0]:
+            self._kill(self._kills.pop(0)[1])
+
+    def _kill(self, name: str) -> None:
+        """Have a machine go without a word, and another one in its place boot."""
+        if name in self._machines:
+            self._end(self._machines[name])
+        now = self._booting[name] = self._agenda.now
+        self._agenda.after(self._scenario.spot.boot_s, partial(self._booted, name, now))
+
+    def _booted(self, name: str, since: float) -> None:
+        """Have a machine load weights, unless it was killed once more since it began to boot."""
+        if self._booting.get(name) == since:
+            self._load_first(name)
 
 
 class Pair(msgspec.Struct, frozen=True):
@@ -82,9 +99,6 @@ def scenario_of(workload: Workload, took: Took) -> Scenario:
         raise ValueError("the engines' steps were not measured: run more of them")
     load_s = max(0.0, middle(took.load_s) - LOOK_S / 2)
     back_s = middle(took.back_s) if took.back_s else took.seconds
-    changes = [(0.0, workload.runners)]
-    for at in took.kills:
-        changes += [(at, workload.runners - 1), (at + KILLED_FOR_S, workload.runners)]
     worked_s = took.seconds - took.waited_s - took.seeded_s - sum(took.publish_s)
     return Scenario(
         name="real",
@@ -109,7 +123,7 @@ def scenario_of(workload: Workload, took: Took) -> Scenario:
             steps_ahead=workload.steps_ahead,
             seed_first_s=workload.seed_first_s,
         ),
-        spot=Spot(boot_s=max(0.0, back_s - load_s), load_s=load_s, changes=tuple(changes)),
+        spot=Spot(boot_s=max(0.0, back_s - load_s), load_s=load_s, changes=((0.0, workload.runners),)),
         price=Price(1.0, 1.0),
         pause_s=0.0,
     )

@@ -145,6 +145,6 @@ def test_a_job_is_simulated_as_it_was_with_its_lengths_and_kills() -> None:
     bound = 2 * workload.slots / steps.seconds(workload.slots, 0.0)
     assert bound / 4 < found.tokens_per_s < bound
     assert sum(found.steps) == pytest.approx(tokens / found.tokens_per_s)
-    calm = simulated(workload, msgspec.structs.replace(real, kills=[]))
+    calm = simulated(msgspec.structs.replace(workload, kills=0), real)
     assert calm.tokens_per_s > found.tokens_per_s
     assert "2 real jobs" in sentence([found, calm])
