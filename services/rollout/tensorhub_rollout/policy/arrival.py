@@ -21,6 +21,7 @@ import math
 from bisect import insort
 from collections.abc import Callable, Mapping
 from copy import copy
+from heapq import nsmallest
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -37,6 +38,10 @@ UNMEASURED: Final = StepModel(1.0, 0.1, 0.0)
 """Of engines whose steps are not known: only which of two instances has more to do is told by it."""
 
 
+CANDIDATES: Final = 8
+"""In a larger fleet a request is held against so many instances of two kinds, and they are chosen anew as often."""
+
+
 class ArrivalLimits(msgspec.Struct, frozen=True):
     """The settings of the policy; times in seconds."""
 
@@ -50,10 +55,12 @@ class ArrivalLimits(msgspec.Struct, frozen=True):
     """Limit of the requests that are pending on an instance."""
     assessed_s: float = 1.0
     """How often it is looked at anew what an instance has to do."""
-    assessed_max: int = 256
+    assessed_max: int = 64
     """Limit of the requests on instances that are looked at anew at one look, but for one instance whole."""
     ranked_max: int = 256
     """Limit of the requests that are put in order at one look; others wait behind them."""
+    held_max: int = 256
+    """Limit of the requests that wait for versions; where there are more, they begin where they can."""
     moves_s: float = 0.1
     """How often it is looked whether a request is to move."""
     moves_max: int = 2
@@ -121,6 +128,8 @@ class _Fleet:
         self.loads = {**fresh, **self.loads}
         self.with_held: dict[str, Load] = {}
         """The same with what waits for it."""
+        self._candidates: list[str] = []
+        self._uses = 0
         placed = sum(len(each.executing) + len(each.pending) for each in self.by_name.values())
         self.beside = (placed + len(view.waiting)) // max(1, len(self.by_name))
         """How many requests an instance has on average, once all are placed."""
@@ -151,6 +160,22 @@ class _Fleet:
     def has_due(self) -> bool:
         """Whether some of what instances have is due before the rest."""
         return any(each.due_longest for each in self.loads.values())
+
+    def candidates(self, room: Mapping[str, int]) -> list[str]:
+        """Return where a request may be done soonest: of those with room or that have a version soon, a few.
+
+        They are those with the least to do, with and without their longest response, as of some placements ago.
+        """
+        if len(self.by_name) <= 2 * CANDIDATES:
+            return [*self.by_name]
+        if self._uses <= 0 or not any(room[name] > 0 for name in self._candidates):
+            open_ = [name for name, each in self.by_name.items() if room[name] > 0 or each.arrives_in_s is not None]
+            loads, steps = self.with_held, self.steps
+            first = nsmallest(CANDIDATES, open_, key=lambda name: (loads[name].finish_s(steps[name]), name))
+            least = nsmallest(CANDIDATES, open_, key=lambda name: (loads[name].busy_s, name))
+            self._candidates, self._uses = [*dict.fromkeys((*first, *least))], CANDIDATES
+        self._uses -= 1
+        return self._candidates
 
     def done_with_s(self, instance: InstanceView, work: Work, *, only_due: bool) -> float:
         """Return when an instance is done with one more request, or with those alone that are due."""
@@ -225,7 +250,8 @@ def _placed(
             break
         before = held_before.get(of)
         since = now if before is None else before.since
-        found = _place_one(fleet, of, room, limits, since, now)
+        may_hold = len(held) < limits.held_max and now - since < limits.hold_s_max
+        found = _place_one(fleet, of, room, limits, since, may_hold=may_hold)
         if isinstance(found, PlaceAction):
             actions.append(found)
         else:
@@ -241,7 +267,7 @@ def _room(instance: InstanceView, limits: ArrivalLimits) -> int:
 
 
 def _place_one(
-    fleet: _Fleet, of: RequestId, room: dict[str, int], limits: ArrivalLimits, since: float, now: float
+    fleet: _Fleet, of: RequestId, room: dict[str, int], limits: ArrivalLimits, since: float, *, may_hold: bool
 ) -> PlaceAction | Held:
     """Place a request that waits `since` then, or have it wait for an instance that is done sooner: it counts there."""
     view, work, is_alone = fleet.view, fleet.work(of), of in fleet.view.alone
@@ -250,20 +276,24 @@ def _place_one(
     best: tuple[float, str] | None = None
     best_ready_s = 0.0
     best_now: tuple[float, str] | None = None
-    for name, each in fleet.by_name.items():
+    for name in fleet.by_name if of in view.pinned or is_alone else fleet.candidates(room):
+        each = fleet.by_name[name]
         ready_s = _ready_s(view, of, each)
         if ready_s is None or (ready_s > 0 and not by_arrival):
+            continue
+        has_room = room[name] > 0 and not (is_alone and (each.pending or room[name] < _room(each, limits)))
+        if not ready_s and not has_room and not is_alone:
             continue
         load, steps = fleet.with_held[name], fleet.steps[name]
         finish_s = load.due_with_s(work, steps) if is_due else load.finish_with_s(work, steps)
         found = (ready_s + finish_s, name)
         if best is None or found < best:
             best, best_ready_s = found, ready_s
-        if not ready_s and room[name] > 0 and not (is_alone and (each.pending or room[name] < _room(each, limits))):
+        if not ready_s and has_room:
             best_now = found if best_now is None else min(best_now, found)
     if best is None:
         return Held(since, None, 0.0)
-    if best_now is None or (best != best_now and now - since < limits.hold_s_max):
+    if best_now is None or (best != best_now and may_hold):
         fleet.hold(best[1], work, is_due=is_due)
         if is_alone:
             # Nothing else is placed there, so that nothing is pending there soon.
