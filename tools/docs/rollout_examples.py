@@ -117,7 +117,7 @@ _EXAMPLES: Final[tuple[msgspec.Struct, ...]] = (
                         128,
                         first_token_s=0.5,
                         end="stopped",
-                        reason="about 500 tokens: with it runner-0 is done in 31 s, and no other sooner",
+                        reason="about 50 tokens: of the instances with room runner-0 is done soonest with it",
                         withdrawn_why="its machine goes away soon, and it has 640 tokens",
                     ),
                 ),

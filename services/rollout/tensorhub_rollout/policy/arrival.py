@@ -304,8 +304,12 @@ def _place_one(
     fleet.hold(name, work, is_due=is_due)
     # Nothing else is placed beside one that may kill its instance.
     room[name] = 0 if is_alone else room[name] - 1
-    reason = f"about {work.left:.0f} tokens: with it {name} is done in {finish_s:.0f} s, and no other sooner"
-    return PlaceAction(of, name, reason)
+    when = (
+        f"is done soonest with it, in {finish_s:.1f} s"
+        if fleet.is_measured
+        else "has the least to do (no steps are measured yet)"
+    )
+    return PlaceAction(of, name, f"about {work.left:.0f} tokens: of the instances with room {name} {when}")
 
 
 def _ready_s(view: FleetView, of: RequestId, instance: InstanceView) -> float | None:

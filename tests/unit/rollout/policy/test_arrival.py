@@ -150,6 +150,17 @@ def test_what_waits_is_told_for_which_instance_and_for_how_long() -> None:
     assert dict(state.held) == {of(3): Held(7.0, "b", 0.02)}
 
 
+def test_a_reason_names_no_time_before_steps_are_measured() -> None:
+    reasons = {}
+    for is_measured, known in ((True, facts({0: 200})), (False, facts({0: 200}, None))):
+        (action,), _ = place_by_arrival(view(1, instance("a")), known, ArrivalState(), LIMITS, 0.0)
+        reasons[is_measured] = action.reason
+    assert reasons == {
+        True: "about 200 tokens: of the instances with room a is done soonest with it, in 1.0 s",
+        False: "about 200 tokens: of the instances with room a has the least to do (no steps are measured yet)",
+    }
+
+
 def test_one_that_no_instance_could_take_waits_for_none() -> None:
     seen = view((0,), instance("a", version=2), pinned={of(0): 1}, newest=2)
     _, state = place_by_arrival(seen, facts({}), ArrivalState(), LIMITS, 7.0)
