@@ -20,6 +20,7 @@ dearest to lose.
 import math
 from bisect import insort
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from copy import copy
 from heapq import nsmallest
 from itertools import islice
@@ -65,6 +66,8 @@ class ArrivalLimits(msgspec.Struct, frozen=True):
     """How often it is looked whether a request is to move."""
     moves_max: int = 2
     """Limit of the requests that move at one look."""
+    settled_s: float = 10.0
+    """A request that has moved stays for so long: lengths are guesses, and each guess might move it again."""
     gap_s_min: float = 1.0
     """A request moves only from an instance that is done so much later than another one."""
     price_factor: float = 2.0
@@ -92,6 +95,8 @@ class ArrivalState(msgspec.Struct, frozen=True):
     held: Mapping[RequestId, Held] = {}
     """Requests that were not placed at the last look, though an instance had room."""
     moves_looked_at: float = -math.inf
+    moved_at: Mapping[RequestId, float] = {}
+    """Requests that have moved within the last `settled_s`."""
 
 
 class ArrivalFacts(msgspec.Struct, frozen=True):
@@ -201,9 +206,11 @@ def place_by_arrival(
     order = _ordered(view, facts, state.order, limits.ranked_max) if view.waiting else ()
     placed, held = _placed(fleet, order, room, state.held, limits, now)
     moved, moves_looked_at = list[MoveAction](), state.moves_looked_at
+    moved_at = {of: at for of, at in state.moved_at.items() if now - at < limits.settled_s}
     if limits.migrates and fleet.is_measured and not placed and now - moves_looked_at >= limits.moves_s:
-        moved, moves_looked_at = _moved(fleet, limits), now
-    return (*_released(view, facts), *placed, *moved), ArrivalState(fleet.loads, order, held, moves_looked_at)
+        moved, moves_looked_at = _moved(fleet, limits, moved_at.keys()), now
+        moved_at |= {each.request: now for each in moved}
+    return (*_released(view, facts), *placed, *moved), ArrivalState(fleet.loads, order, held, moves_looked_at, moved_at)
 
 
 def _ordered(view: FleetView, facts: ArrivalFacts, order: tuple[Rank, ...], count_max: int) -> tuple[Rank, ...]:
@@ -326,8 +333,8 @@ def _ready_s(view: FleetView, of: RequestId, instance: InstanceView) -> float | 
 # ---------------------------------------------------------------------------------------------- moving
 
 
-def _moved(fleet: _Fleet, limits: ArrivalLimits) -> list[MoveAction]:
-    """Return what moves from the instance that is done last to the one that is done first.
+def _moved(fleet: _Fleet, limits: ArrivalLimits, settling: AbstractSet[RequestId]) -> list[MoveAction]:
+    """Return what moves from the instance that is done last to the one that is done first, but for `settling`.
 
     Where some requests are due before the rest, only these count, and move: the rest is evened out by what comes yet.
     """
@@ -345,7 +352,7 @@ def _moved(fleet: _Fleet, limits: ArrivalLimits) -> list[MoveAction]:
         target = min(takers, key=lambda each: (fleet.done_with_s(each, longest, only_due=only_due), each.runner))
         if source is target or done_s[source.runner] - done_s[target.runner] < limits.gap_s_min:
             break
-        gone = {each.request for each in actions}
+        gone = settling | {each.request for each in actions}
         move = _best_move(fleet, source, target, limits, gone, only_due=only_due)
         if move is None:
             break
@@ -386,7 +393,7 @@ def _best_move(
     source: InstanceView,
     target: InstanceView,
     limits: ArrivalLimits,
-    gone: set[RequestId],
+    gone: AbstractSet[RequestId],
     *,
     only_due: bool,
 ) -> _Move | None:

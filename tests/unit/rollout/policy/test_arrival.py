@@ -321,3 +321,23 @@ def test_where_all_that_is_due_is_even_the_rest_stays_where_it_is() -> None:
     known = facts({**dict.fromkeys(range(40), 3000), 100: 400})
     assert moves(seen, known)
     assert moves(seen, due(known, 100)) == []
+
+
+def test_a_request_that_has_moved_stays_for_a_while() -> None:
+    known = facts(dict.fromkeys(range(12), 3000))
+    there, nothing = instance("a", tuple(range(12))), instance("b")
+    actions, state = place_by_arrival(view((), there, nothing), known, ArrivalState(), LIMITS, 0.0)
+    first = {each.request.index for each in actions}
+    assert len(first) == LIMITS.moves_max
+    # They are on b now, of which it seems that all is to be made elsewhere.
+    full = view((), instance("a"), instance("b", tuple(range(12))))
+    later: set[int] = set()
+    now = 2.0
+    while now < LIMITS.settled_s:
+        actions, state = place_by_arrival(full, known, state, LIMITS, now)
+        later |= {each.request.index for each in actions}
+        now += 1.5
+    assert later
+    assert not later & first
+    actions, _ = place_by_arrival(full, known, state, LIMITS, now + LIMITS.settled_s)
+    assert actions
