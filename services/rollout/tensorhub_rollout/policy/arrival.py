@@ -18,7 +18,7 @@ dearest to lose.
 """
 
 import math
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from copy import copy
@@ -85,13 +85,19 @@ class Held(msgspec.Struct, frozen=True):
     """In how many seconds that has a version on which the request may run; 0: it has."""
 
 
+class Ordered(msgspec.Struct, frozen=True):
+    """What waits, in the order in which it is to be placed, and the rank of each."""
+
+    order: tuple[Rank, ...] = ()
+    ranks: Mapping[RequestId, Rank] = {}
+
+
 class ArrivalState(msgspec.Struct, frozen=True):
     """What was found, and has been placed since."""
 
     loads: Mapping[str, Load] = {}
     """What each instance has to do, the one whose assessment is the oldest first."""
-    order: tuple[Rank, ...] = ()
-    """What waits, in the order in which it is to be placed."""
+    waiting: Ordered = Ordered()
     held: Mapping[RequestId, Held] = {}
     """Requests that were not placed at the last look, though an instance had room."""
     moves_looked_at: float = -math.inf
@@ -149,13 +155,19 @@ class _Fleet:
             if now - self.loads[name].assessed_at < limits.assessed_s or not (is_first or size <= left):
                 break
             left -= size
-            load, steps = Load(assessed_at=now), self.steps[name]
-            for of in each.executing:
-                load.add(self.work(of), steps, is_due=self.facts.is_due(of))
-            for of in each.pending:
-                load.add(self.work(of), steps, is_new=True, is_due=self.facts.is_due(of))
             del self.loads[name]
-            self.loads[name] = load
+            self.loads[name] = self._assessed(each, now)
+
+    def _assessed(self, instance: InstanceView, now: float) -> Load:
+        facts, steps, load = self.facts, self.steps[instance.runner], Load(assessed_at=now)
+        longest = {False: 0.0, True: 0.0}
+        for requests, is_new in ((instance.executing, False), (instance.pending, True)):
+            for of in requests:
+                is_due = facts.is_due(of)
+                work = Work.of(facts.estimate(of), facts.context(of), self.beside, longest[is_due])
+                longest[is_due] = max(longest[is_due], work.left)
+                load.add(work, steps, is_new=is_new, is_due=is_due)
+        return load
 
     def work(self, of: RequestId) -> Work:
         """Return what is to be made of a request's response."""
@@ -203,26 +215,33 @@ def place_by_arrival(
     fleet = _Fleet(view, facts, state.loads)
     fleet.assess(limits, now)
     room = {name: _room(each, limits) for name, each in fleet.by_name.items()}
-    order = _ordered(view, facts, state.order, limits.ranked_max) if view.waiting else ()
-    placed, held = _placed(fleet, order, room, state.held, limits, now)
+    waiting = _ordered(view, facts, state.waiting, limits.ranked_max) if view.waiting else Ordered()
+    placed, held = _placed(fleet, waiting.order, room, state.held, limits, now)
     moved, moves_looked_at = list[MoveAction](), state.moves_looked_at
     moved_at = {of: at for of, at in state.moved_at.items() if now - at < limits.settled_s}
     if limits.migrates and fleet.is_measured and not placed and now - moves_looked_at >= limits.moves_s:
         moved, moves_looked_at = _moved(fleet, limits, moved_at.keys()), now
         moved_at |= {each.request: now for each in moved}
-    return (*_released(view, facts), *placed, *moved), ArrivalState(fleet.loads, order, held, moves_looked_at, moved_at)
+    return (*_released(view, facts), *placed, *moved), ArrivalState(
+        fleet.loads, waiting, held, moves_looked_at, moved_at
+    )
 
 
-def _ordered(view: FleetView, facts: ArrivalFacts, order: tuple[Rank, ...], count_max: int) -> tuple[Rank, ...]:
+def _ordered(view: FleetView, facts: ArrivalFacts, before: Ordered, count_max: int) -> Ordered:
     """Return what waits in its order, with some of what has come to wait."""
-    waiting = set(view.waiting)
-    found = [each for each in order if each[-1] in waiting]
-    if len(found) < len(waiting):
-        waiting.difference_update(each[-1] for each in found)
-        for of in islice((of for of in view.waiting if of in waiting), count_max):
-            length = facts.estimate(of)
-            insort(found, (-facts.priority(of), not length.made and not facts.is_due(of), -length.median, of))
-    return tuple(found)
+    waiting = frozenset(view.waiting)
+    order, ranks = [*before.order], dict(before.ranks)
+    # Sets are compared by hashes that they have; to hash thousands of requests anew takes longer than all else.
+    for of in before.ranks.keys() - waiting:
+        del order[bisect_left(order, ranks.pop(of))]
+    fresh = waiting - ranks.keys()
+    if len(fresh) > count_max:
+        fresh = frozenset(islice((of for of in view.waiting if of in fresh), count_max))
+    for of in fresh:
+        length = facts.estimate(of)
+        ranks[of] = rank = -facts.priority(of), not length.made and not facts.is_due(of), -length.median, of
+        insort(order, rank)
+    return Ordered(tuple(order), ranks)
 
 
 def _released(view: FleetView, facts: ArrivalFacts) -> list[ReleaseAction]:

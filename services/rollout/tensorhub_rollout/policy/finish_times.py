@@ -33,12 +33,18 @@ class Work(msgspec.Struct, frozen=True):
     context: float
 
     @classmethod
-    def of(cls, length: LengthEstimate, context: int, beside: int) -> "Work":
-        """Return the work of a response, of `beside` that are alike."""
+    def of(cls, length: LengthEstimate, context: int, beside: int, longer_than: float = 0.0) -> "Work":
+        """Return the work of a response, of `beside` that are alike.
+
+        `longer_than`: with no more tokens than this to come it is not the longest, and `most` is not looked up.
+        """
         left, square = length.left()
-        # The longest of n that are alike is as likely as not below this quantile of each.
-        most = length.quantile(0.5 ** (1 / max(1, beside))) - length.made
-        return cls(max(1.0, left), max(1.0, square), max(1.0, most), context)
+        left = max(1.0, left)
+        most = left
+        if left > longer_than:
+            # The longest of n that are alike is as likely as not below this quantile of each.
+            most = max(1.0, length.quantile(0.5 ** (1 / max(1, beside))) - length.made)
+        return cls(left, max(1.0, square), most, context)
 
     def busy_s(self, steps: StepModel) -> float:
         """Return how much longer the steps of its instance take for it, all together."""

@@ -285,7 +285,7 @@ def test_all_is_ordered_and_assessed_within_some_looks() -> None:
     )
     for look in range(8):
         _, state = place_by_arrival(view(count, *there), known, state, LIMITS, 0.02 * look)
-    assert len(state.order) == count
+    assert len(state.waiting.order) == count
     assert all(state.loads[name].busy_s > 0 for name in runners)
 
 
