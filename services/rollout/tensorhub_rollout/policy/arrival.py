@@ -133,7 +133,7 @@ class _Fleet:
         self.is_measured = bool(known)
         middle = facts.steps[known[len(known) // 2][1]] if known else UNMEASURED
         self.steps = {name: facts.steps.get(name, middle) for name in self.by_name}
-        self.loads = {name: loads[name] for name in loads if name in self.by_name}
+        self.loads = {name: copy(loads[name]) for name in loads if name in self.by_name}
         """What each has, with what was placed on it; the oldest assessment first."""
         fresh = {name: Load() for name in self.by_name if name not in loads}
         self.loads = {**fresh, **self.loads}
@@ -271,9 +271,18 @@ def _placed(
     if not order or all(left <= 0 for left in room.values()):
         return actions, held
     fleet.with_held = {name: copy(load) for name, load in fleet.loads.items()}
+    view = fleet.view
+    for_any = [name for name, each in fleet.by_name.items() if _ready_s(view, None, each) == 0]
+    has_room = any(room[name] > 0 for name in for_any)
     for *_, of in order:
-        if all(left <= 0 for left in room.values()):
-            break
+        if of in view.pinned:
+            if not any(room[name] > 0 for name, each in fleet.by_name.items() if each.version == view.pinned[of]):
+                continue
+        elif not has_room and of not in view.alone:
+            # What waits is not counted where nothing is placed: it would take as long as there are requests.
+            if not (view.pinned or view.alone):
+                break
+            continue
         before = held_before.get(of)
         since = now if before is None else before.since
         may_hold = len(held) < limits.held_max and now - since < limits.hold_s_max
@@ -282,6 +291,7 @@ def _placed(
             actions.append(found)
         else:
             held[of] = found
+        has_room = any(room[name] > 0 for name in for_any)
     return actions, held
 
 
@@ -338,11 +348,14 @@ def _place_one(
     return PlaceAction(of, name, f"about {work.left:.0f} tokens: of the instances with room {name} {when}")
 
 
-def _ready_s(view: FleetView, of: RequestId, instance: InstanceView) -> float | None:
-    """Return when an instance could begin with a request, from now on; None: it is not known, or never."""
+def _ready_s(view: FleetView, of: RequestId | None, instance: InstanceView) -> float | None:
+    """Return when an instance could begin with a request, from now on; None: it is not known, or never.
+
+    `of`: None for one that is for no version alone.
+    """
     if instance.free_slots <= 0:
         return None
-    if of in view.pinned:
+    if of is not None and of in view.pinned:
         return 0.0 if instance.takes_more and view.fits(of, instance) else None
     if instance.takes_more and instance.may_start and not view.is_kept_back(instance):
         return 0.0

@@ -161,10 +161,10 @@ def test_a_reason_names_no_time_before_steps_are_measured() -> None:
     }
 
 
-def test_one_that_no_instance_could_take_waits_for_none() -> None:
+def test_one_that_no_instance_could_take_is_held_for_none() -> None:
     seen = view((0,), instance("a", version=2), pinned={of(0): 1}, newest=2)
     _, state = place_by_arrival(seen, facts({}), ArrivalState(), LIMITS, 7.0)
-    assert dict(state.held) == {of(0): Held(7.0, None, 0.0)}
+    assert dict(state.held) == {}
 
 
 def test_none_waits_for_a_version_that_comes_late_or_at_no_known_time() -> None:
@@ -341,3 +341,38 @@ def test_a_request_that_has_moved_stays_for_a_while() -> None:
     assert not later & first
     actions, _ = place_by_arrival(full, known, state, LIMITS, now + LIMITS.settled_s)
     assert actions
+
+
+def test_a_look_changes_nothing_of_the_state_that_it_was_given() -> None:
+    seen, known = view(8, instance("a"), instance("b", tuple(range(100, 112)))), facts(dict.fromkeys(range(8), 200))
+    _, state = place_by_arrival(view((), instance("a"), instance("b")), known, ArrivalState(), LIMITS, 0.0)
+    assert place_by_arrival(seen, known, state, LIMITS, 0.1) == place_by_arrival(seen, known, state, LIMITS, 0.1)
+
+
+def test_where_no_instance_may_begin_anything_nothing_is_estimated_at_each_look() -> None:
+    asked: list[RequestId] = []
+    known = facts({})
+
+    def counted(request: RequestId) -> LengthEstimate:
+        asked.append(request)
+        return known.estimate(request)
+
+    counting = ArrivalFacts(known.steps, counted, known.context, known.priority, known.is_due)
+    seen = view(200, arriving("a", None), arriving("b", 3.0), newest=2)
+    _, state = place_by_arrival(seen, counting, ArrivalState(), LIMITS, 0.0)
+    asked.clear()
+    actions, _ = place_by_arrival(seen, counting, state, LIMITS, 0.02)
+    assert actions == ()
+    assert asked == []
+
+
+def test_what_is_for_one_version_alone_is_placed_though_all_else_has_to_wait() -> None:
+    waiting = (0, 1, 2)
+    seen = view(
+        waiting,
+        instance("new", version=2, slots=0),
+        instance("old", version=1, version_wanted=1, may_start=False),
+        pinned={of(2): 1},
+        newest=2,
+    )
+    assert placed(seen, facts({})) == {2: "old"}
