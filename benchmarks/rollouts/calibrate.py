@@ -18,14 +18,14 @@ from typing import Final
 from unittest.mock import patch
 
 import msgspec
+from msgspec.structs import replace
 
 from benchmarks import page
 from benchmarks.rollouts.policies import Compared, compared, write
 from benchmarks.rollouts.trained_job import LOOK_S, Took, Workload, middle
 from tensorhub_common.protocol.rollout.entries import PolicyName
 from tensorhub_simulator.rollout_performance import job, machine
-from tensorhub_simulator.rollout_performance.config import Lengths, Price, Scenario, Spot, Trainer
-from tensorhub_simulator.rollout_performance.engine_model import EngineCosts
+from tensorhub_simulator.rollout_performance.config import Scenario
 from tensorhub_simulator.rollout_performance.job import JobRun
 
 PAGE: Final = page.DOCS / "simulate.md"
@@ -39,17 +39,13 @@ LEADER_LOOK_S: Final = 0.02
 
 
 class SimulatedJob(JobRun):
-    """A simulated job with a real one's lengths, whose machines run from the beginning and are killed as there."""
+    """A simulated job of a workload, whose machines run from the beginning and are killed as there."""
 
     def __init__(self, scenario: Scenario, workload: Workload, policy: PolicyName) -> None:
         super().__init__(scenario, policy)
-        self._workload, self._kills = workload, workload.killed()
+        self._kills = workload.killed()
         for number in range(workload.runners):
             self._start(f"runner-{number}", is_local=False)
-
-    def _drawn(self, step: int, index: int) -> int:
-        group, index_in_group = divmod(index, self._workload.group_size)
-        return self._workload.length(step * self._workload.groups + group, index_in_group)
 
     def _train(self) -> None:
         super()._train()
@@ -98,40 +94,21 @@ def scenario_of(workload: Workload, took: Took) -> Scenario:
     if took.engine is None:
         raise ValueError("the engines' steps were not measured: run more of them")
     load_s = max(0.0, middle(took.load_s) - LOOK_S / 2)
-    back_s = middle(took.back_s) if took.back_s else took.seconds
+    back_s = middle(took.back_s) if took.back_s else workload.back_s
     worked_s = took.seconds - took.waited_s - took.seeded_s - sum(took.publish_s)
-    return Scenario(
-        name="real",
-        seed=workload.seed,
-        engine=EngineCosts(
-            took.engine.fixed_s,
-            took.engine.each_s,
-            took.engine.attention_s,
-            1 / workload.prefill_s,
-            workload.slots,
-        ),
-        lengths=Lengths(workload.prompt_tokens, workload.median, workload.between, workload.within, workload.longest),
-        trainer=Trainer(
-            workload.steps,
-            workload.groups,
-            workload.group_size,
-            workload.micro_batch,
-            worked_s / took.tokens,
-            middle(took.publish_s),
-            engines=1,
-            seeds=workload.seeds,
-            steps_ahead=workload.steps_ahead,
-            seed_first_s=workload.seed_first_s,
-        ),
-        spot=Spot(boot_s=max(0.0, back_s - load_s), load_s=load_s, changes=((0.0, workload.runners),)),
-        price=Price(1.0, 1.0),
-        pause_s=0.0,
+    known = workload.scenario()
+    step = took.engine
+    return replace(
+        known,
+        engine=replace(known.engine, fixed_s=step.fixed_s, each_s=step.each_s, attention_s=step.attention_s),
+        trainer=replace(known.trainer, token_s=worked_s / took.tokens, publish_s=middle(took.publish_s)),
+        spot=replace(known.spot, boot_s=max(0.0, back_s - load_s), load_s=load_s),
     )
 
 
 def simulated(workload: Workload, took: Took) -> Pair:
     """Simulate a real job."""
-    seeded = msgspec.structs.replace(workload, seed=took.seed)
+    seeded = replace(workload, seed=took.seed)
     scenario = scenario_of(seeded, took)
     with (
         patch.multiple(machine, FLUSH_S=FLUSH_S, HEARTBEAT_S=HEARTBEAT_S),

@@ -38,6 +38,9 @@ from tensorhub_common.protocol.rollout.payloads import request_seed
 from tensorhub_rollout.policy.plateau import StepModel
 from tensorhub_runner.engines.schedule import EngineLimits
 from tensorhub_runner.engines.torch_engine import TorchEngine
+from tensorhub_simulator.rollout_performance import draws
+from tensorhub_simulator.rollout_performance.config import Lengths, Price, Scenario, Spot, Trainer
+from tensorhub_simulator.rollout_performance.engine_model import EngineCosts
 
 JOB: Final = "default"
 MODEL: Final = "policy"
@@ -56,6 +59,8 @@ CONFIG: Final = LlamaConfig(
     dtype="float32",
 )
 SAMPLING_SEED: Final = 7
+UNPACED_S: Final = 0.005
+"""What the model's steps take about where they aren't stretched."""
 LOOK_S: Final = 0.1
 STATUS_S: Final = 1.0
 READY_S_MAX: Final = 120.0
@@ -105,21 +110,51 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         """Responses of a step."""
         return self.groups * self.group_size
 
-    def length(self, group: int, index: int) -> int:
-        """Return how many tokens a response has: drawn by its prompt, and by itself."""
-        of_prompt = Random(f"{self.seed} {group % self.prompts}").gauss(0.0, self.between)
-        of_response = Random(f"{self.seed} {group} {index}").gauss(0.0, self.within)
-        return max(1, min(self.longest, round(self.median * math.exp(of_prompt + of_response))))
+    def scenario(self) -> Scenario:
+        """Return it as the simulator has it; lengths are drawn by that."""
+        return Scenario(
+            name="real",
+            seed=self.seed,
+            engine=EngineCosts(
+                self.step.fixed_s or UNPACED_S,
+                self.step.each_s,
+                self.step.attention_s,
+                1 / self.prefill_s,
+                self.slots,
+            ),
+            lengths=Lengths(
+                self.prompt_tokens, self.median, self.between, self.within, self.longest, prompts=self.prompts
+            ),
+            trainer=Trainer(
+                self.steps,
+                self.groups,
+                self.group_size,
+                self.micro_batch,
+                self.token_s,
+                publish_s=0.0,
+                engines=1,
+                seeds=self.seeds,
+                steps_ahead=self.steps_ahead,
+                seed_first_s=self.seed_first_s,
+            ),
+            spot=Spot(boot_s=self.back_s, load_s=0.0, changes=((0.0, self.runners),)),
+            price=Price(1.0, 1.0),
+            pause_s=0.0,
+        )
 
     def prompt(self, group: int) -> list[int]:
-        """Return the tokens of a prompt."""
-        chance = Random(f"prompt {self.seed} {group % self.prompts}")
+        """Return the tokens of a prompt; groups count over all steps."""
+        name = draws.prompt_of(self.scenario(), *divmod(group, self.groups))
+        chance = Random(f"prompt {self.seed} {name}")
         return [chance.randrange(VOCABULARY) for _ in range(self.prompt_tokens)]
 
     def lengths(self) -> dict[int, int]:
         """Return the lengths of all responses, by the seeds of their requests."""
+        scenario = self.scenario()
         return {
-            request_seed(SAMPLING_SEED, str(group), index): self.length(group, index)
+            request_seed(SAMPLING_SEED, str(group), index): draws.length_of(
+                scenario, group // self.groups, group % self.groups * self.group_size + index
+            )
             for group in range(self.steps * self.groups)
             for index in range(self.group_size)
         }
