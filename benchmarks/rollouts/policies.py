@@ -121,7 +121,8 @@ def main() -> None:
     options = _options()
     logging.getLogger("tensorhub").setLevel(logging.ERROR)  # That processes were killed is no news.
     if options.from_ is not None:
-        found = msgspec.json.decode(options.from_.read_bytes(), type=Compared)
+        read = [msgspec.json.decode(path.read_bytes(), type=Compared) for path in options.from_]
+        found = Compared(read[0].workload, [run for each in read for run in each.runs])
     else:
         workload = Workload(
             runners=options.runners, steps=options.steps, kills=options.kills, seeds=options.seeding, seed=options.seed
@@ -155,7 +156,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the first round")
     parser.add_argument("--json", type=Path, help="write all figures into this file")
     parser.add_argument("--docs", action="store_true", help="write the table into docs/")
-    parser.add_argument("--from", dest="from_", type=Path, metavar="FILE", help="run nothing: take this file's figures")
+    parser.add_argument(
+        "--from",
+        dest="from_",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="run nothing: take these files' figures, of one workload with different seeds",
+    )
     return parser.parse_args()
 
 
