@@ -97,3 +97,13 @@ def test_what_is_due_is_done_no_later_than_all_where_the_rest_lasts_as_long(
         load.add(Work(longest, longest * longest, longest, context), STEPS)
     # The rest's contexts grow meanwhile, which is left out.
     assert only.due_s(STEPS) <= load.due_s(STEPS) <= load.finish_s(STEPS) + 1e-9
+
+
+def test_each_request_that_is_not_due_makes_the_steps_of_those_longer_that_are() -> None:
+    load = Load()
+    load.add(Work(100, 10_000, 100, 50), STEPS, is_due=True)
+    alone_s = load.due_s(STEPS)
+    for _ in range(3):
+        load.add(Work(900, 810_000, 900, 200), STEPS)
+    # 100 steps, each longer by three requests of 200 tokens.
+    assert load.due_s(STEPS) - alone_s == pytest.approx(100 * 3 * (2e-5 + 3e-8 * 200))

@@ -37,6 +37,7 @@ from tensorhub_runner.core.runner_events import (
     StepTokens,
     Stop,
     WeightsChanging,
+    WeightsComing,
     WeightsLoaded,
 )
 
@@ -255,3 +256,24 @@ def test_what_was_stopped_is_not_given_back_where_the_weights_go(runner: Runner)
     runner.handle(WeightsChanging(), 0.04)
     runner.handle(WeightsLoaded(2, "root-2"), 0.05)
     assert begun(runner.handle(assigned(NEXT), 0.06)) == [NEXT]
+
+
+def test_a_runner_that_is_told_that_it_is_enough_knows_it_from_then_on() -> None:
+    runner = serving(Runner("trainer", "policy", 1, RunnerLimits(), 0.0, is_local=True))
+    assert not runner.is_enough
+    runner.handle(HeartbeatAnswered(HeartbeatResult("log", 1, PublishedVersions(0), is_enough=True)), 1.0)
+    runner.handle(HeartbeatAnswered(HeartbeatResult("log", 1, PublishedVersions(0))), 2.0)
+    assert runner.is_enough
+
+
+def test_heartbeats_tell_in_how_many_seconds_the_next_version_is_here_until_it_is() -> None:
+    runner = serving(Runner("runner-0", "policy", 1, RunnerLimits(heartbeat_s=1.0), 0.0))
+
+    def told(event: WeightsComing | WeightsLoaded, now: float) -> float | None:
+        effects = runner.handle(event, now)
+        return next(each.beat.loads_in_s for each in effects if isinstance(each, SendHeartbeat))
+
+    assert told(WeightsLoaded(1, "root"), 10.0) is None
+    assert told(WeightsComing(7.5), 20.0) == 7.5
+    assert told(WeightsComing(2.5), 30.0) == 2.5
+    assert told(WeightsLoaded(2, "root"), 40.0) is None

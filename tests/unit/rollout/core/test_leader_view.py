@@ -1,0 +1,119 @@
+"""What policies see of versions that arrive, and of a trainer that waits; and what its own engine is told."""
+
+import pytest
+
+from tensorhub_common.machine import Tick
+from tensorhub_common.protocol.rollout.entries import (
+    Attach,
+    GroupSubmitted,
+    Lead,
+    Payload,
+    RequestId,
+    SdkSender,
+    Submit,
+)
+from tensorhub_common.protocol.rollout.messages import PublishedVersions, Report, RunnerHeartbeat, Sampling, VersionRule
+from tensorhub_rollout.core.fold import fold
+from tensorhub_rollout.core.leader import Leader, LeaderLimits
+from tensorhub_rollout.core.leader_events import (
+    AnswerHeartbeat,
+    EndSeeding,
+    EntryFolded,
+    HeartbeatCame,
+    Place,
+    PromptLoaded,
+    ReportCame,
+    VersionsSeen,
+)
+from tensorhub_rollout.core.state import RolloutState
+from tensorhub_rollout.policy.view import InstanceView
+
+MODEL, RUNNER = "policy", "runner-0"
+
+
+class Job:
+    """A leader with one instance."""
+
+    def __init__(self, *, is_local: bool = False) -> None:
+        self.state, self.seq, self.is_local = RolloutState("job"), 2, is_local
+        fold(self.state, 1, Lead(1, "m"))
+        fold(self.state, 2, Attach("main", MODEL, 0, "n"))
+        self.leader = Leader(self.state, "log", LeaderLimits(gather_s=0.0), 0.0)
+        self.publish(1, 0.0)
+        self.beat(1, 0.0)
+        self.leader.handle(ReportCame(RUNNER, Report("log", 1, ())), 0.0)
+        self.leader.handle(Tick(), 0.1)
+
+    def publish(self, newest: int, now: float) -> None:
+        versions = PublishedVersions(newest, tuple(range(1, newest + 1)))
+        self.leader.handle(VersionsSeen(MODEL, versions), now)
+
+    def beat(self, version: int | None, now: float, loads_in_s: float | None = None) -> AnswerHeartbeat:
+        beat = RunnerHeartbeat("log", 1, 0, MODEL, 8, version, is_local=self.is_local, loads_in_s=loads_in_s)
+        (answer,) = (
+            each for each in self.leader.handle(HeartbeatCame(RUNNER, beat), now) if isinstance(each, AnswerHeartbeat)
+        )
+        return answer
+
+    def submit(self, now: float) -> RequestId:
+        self.seq += 1
+        group = GroupSubmitted(f"p{self.seq}", "a" * 64, 1, 5, 40)
+        entry = Submit(SdkSender(2, self.seq - 2), (group,), Payload("b" * 64, 1))
+        self.leader.handle(EntryFolded(fold(self.state, self.seq, entry).outcome), now)
+        return RequestId(self.seq, 0)
+
+    def instance(self) -> InstanceView:
+        (found,) = self.leader.view(MODEL).instances
+        return found
+
+
+def test_a_request_is_due_once_a_version_was_published_after_it() -> None:
+    job = Job()
+    first = job.submit(1.0)
+    assert not job.leader.is_due(first)
+    job.publish(2, 2.0)
+    second = job.submit(3.0)
+    assert job.leader.is_due(first)
+    assert not job.leader.is_due(second)
+
+
+def test_a_context_has_the_prompt() -> None:
+    job = Job()
+    assert job.leader.context_of(job.submit(1.0)) == 5
+
+
+def test_requests_may_start_on_a_version_as_their_rule_says_once_that_is_known() -> None:
+    job = Job()
+    of = job.submit(1.0)
+    job.publish(2, 2.0)
+    assert job.instance().may_start
+    job.publish(1, 3.0)
+    job.leader.handle(Place(of, RUNNER), 4.0)
+    job.leader.handle(PromptLoaded(of, b"", Sampling(4, 1), VersionRule(staleness=1)), 4.0)
+    job.publish(2, 5.0)
+    assert job.instance().may_start
+    job.publish(3, 6.0)
+    assert not job.instance().may_start
+    job.beat(2, 6.1)
+    assert job.instance().may_start
+
+
+def test_a_runner_tells_when_its_version_arrives() -> None:
+    job = Job()
+    job.publish(2, 2.0)
+    assert job.instance().arrives_in_s is None
+    job.beat(1, 3.0, loads_in_s=4.0)
+    assert job.instance().arrives_in_s == pytest.approx(4.0)
+    job.beat(2, 7.0)
+    assert job.instance().arrives_in_s is None
+    # It took five seconds, and will again.
+    job.publish(3, 20.0)
+    assert job.instance().arrives_in_s == pytest.approx(5.0)
+
+
+def test_the_trainers_own_engine_is_told_that_it_is_enough_and_no_other() -> None:
+    for is_local in (True, False):
+        job = Job(is_local=is_local)
+        assert not job.beat(1, 1.0).result.is_enough
+        job.leader.handle(EndSeeding(RUNNER), 1.1)
+        assert [job.beat(1, at).result.is_enough for at in (1.2, 1.3)] == [is_local, is_local]
