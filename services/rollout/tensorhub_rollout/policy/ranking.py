@@ -104,9 +104,12 @@ def looked_at(
         if found is not None:
             ranked[of] = found
             new.setdefault(found.version, []).append(found.rank)
-    fresh: Iterable[RequestId] = waiting.difference(ranked)
+    fresh: Iterable[RequestId]
     if len(waiting) - len(ranked) > NEW_MAX:
         fresh = islice((of for of in view.waiting if of not in ranked), NEW_MAX)
+    else:
+        # Sorted, so that equal views give equal results: a set is in the order of hashes, which differ by process.
+        fresh = sorted(waiting.difference(ranked))
     for of in [*fresh]:
         ranked[of] = found = _ranked(view, of, estimate, priority)
         new.setdefault(found.version, []).append(found.rank)

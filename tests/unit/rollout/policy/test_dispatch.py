@@ -308,3 +308,11 @@ def test_whatever_the_fleet_is_no_limit_is_passed_and_no_request_placed_twice(da
         assert not more or len(there.pending) + more <= limits.pending_max
     if all(each.takes_more and not each.pending for each in instances):
         assert placed or not any(view.fits(of, each) for of in waiting for each in instances), "an idle fleet begins"
+
+
+def test_equal_views_are_ranked_in_one_order_in_each_process() -> None:
+    """What is estimated next, and the sample that divides the fleet, follow that order: no set's may decide it."""
+    waiting = requests(64)
+    view = FleetView(waiting, idle("a"), 1)
+    expected = looked_at(view, Expected(), known(dict.fromkeys(waiting, 100.0)), flat)
+    assert [*expected.ranked] == [*waiting]
