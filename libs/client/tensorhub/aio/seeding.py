@@ -18,6 +18,8 @@ from tensorhub_common.protocol.rollout.questions import SeedingQuestion, Seeding
 
 IDLE_S: Final = 1.0
 """A seeding ends before its time where its engine had nothing to do for so long."""
+FIRST_S: Final = 5.0
+"""So long its first request may take to come: a manager that leads since a moment ago places nothing for a second."""
 
 UNTIMED_S_MAX: Final = 86_400.0
 """So long a seeding lasts at most where no other instance is there, or the manager says when it is enough: it ends
@@ -38,8 +40,11 @@ class LocalInstance(Protocol):
     async def start(self, version: int, root: str) -> None:
         """Take requests."""
 
-    async def wait_enough(self, idle_s: float) -> None:
-        """Wait until the manager says that it is enough, or it had nothing to do for so long."""
+    async def wait_enough(self, idle_s: float, first_s: float) -> None:
+        """Wait until the manager says that it is enough, or it had nothing to do for so long.
+
+        `first_s`: so long the first request may take to come.
+        """
 
     async def leave(self) -> None:
         """Give back all that is open."""
@@ -180,7 +185,7 @@ class Seeding:
             if kind is None:
                 with suppress(TimeoutError):
                     async with asyncio.timeout_at(self._began_at + self.seconds):
-                        await instance.wait_enough(IDLE_S)
+                        await instance.wait_enough(IDLE_S, FIRST_S)
         finally:
             try:
                 await instance.leave()

@@ -54,11 +54,14 @@ class LocalInstance:
         await self._link.start()
         self._link.tell(WeightsLoaded(version, root, engine))
 
-    async def wait_enough(self, idle_s: float) -> None:
+    async def wait_enough(self, idle_s: float, first_s: float) -> None:
         """Wait until a leader says that it is enough, or nothing has run or waited here for so long.
 
-        Raises what the engine has raised.
+        `first_s`: so long the first request may take to come. Raises what the engine has raised.
         """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(first_s):
+                await self._link.until(lambda: not self.is_idle or self._is_over)
         while True:
             await self._link.until(lambda: self.is_idle or self._is_over)
             with suppress(TimeoutError):
