@@ -13,7 +13,7 @@ from typing import Final
 LEAST_S: Final = 0.05
 """What has not arrived takes at least so long."""
 OVERDUE_FACTOR: Final = 2.0
-"""What takes so many times as long as before is not expected any more."""
+"""What takes this multiple of the time before is not expected any more."""
 OVERDUE_S: Final = 1.0
 """Nor what takes so much longer than that."""
 OTHERS_MAX: Final = 64

@@ -40,7 +40,7 @@ UNMEASURED: Final = StepModel(1.0, 0.1, 0.0)
 
 
 CANDIDATES: Final = 8
-"""In a larger fleet a request is held against so many instances of two kinds, and they are chosen anew as often."""
+"""In a larger fleet a request is compared on this number of instances of two kinds, chosen anew as often."""
 
 
 class ArrivalLimits(msgspec.Struct, frozen=True):
@@ -71,7 +71,7 @@ class ArrivalLimits(msgspec.Struct, frozen=True):
     gap_s_min: float = 1.0
     """A request moves only from an instance that is done so much later than another one."""
     price_factor: float = 2.0
-    """And only where both are done sooner for it by so many times what its context takes to be computed again."""
+    """And only where both are done sooner for it by this multiple of what its context takes to be computed again."""
 
 
 class Held(msgspec.Struct, frozen=True):
