@@ -13,11 +13,11 @@ from tests.chaos.rollout_kills import RolloutJob, rollout_job
 from tests.chaos.rollout_trainer import MODEL
 from tests.chaos.rollout_verdict import SEED, STOP, expected
 from tests.kit.fake_engine import WEIGHT, FakeEngine
-from tests.kit.waiting import until_answer
+from tests.kit.waiting import until, until_answer
 
 import tensorhub
 from tensorhub import Prompt, Sampling
-from tensorhub.aio.seeding import UNTIMED_S_MAX
+from tensorhub.aio.seeding import UNTIMED_S_MAX, Seeding
 from tensorhub_common.protocol.rollout.entries import PolicyName
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.long]
@@ -70,16 +70,26 @@ def check(responses: list[tensorhub.Response], groups: list[str]) -> set[str]:
     return {run.instance for each in responses for run in each.runs}
 
 
-def is_here(found: Any) -> bool:
-    return any(each.runner == "trainer" and each.executing for each in found.instances)
+async def submit_to_both(rollouts: tensorhub.AsyncRollouts, seeding: Seeding, letter: str) -> list[str]:
+    """Submit more than the other instance has room for, and return once the trainer's engine has made a token of it.
+
+    Submitted earlier, all could be done elsewhere before the engine is known.
+    """
+    await until_answer(
+        rollouts.status,
+        lambda found: any(each.runner == "trainer" and each.state == "serving" for each in found.instances),
+        "the trainer's engine is known",
+    )
+    groups = await rollouts.submit([Prompt([number + 1], id=f"{letter}{number}") for number in range(16)])
+    await until(lambda: seeding.tokens > 0, "the trainer's engine makes tokens")
+    return groups
 
 
 async def test_what_the_trainers_engine_has_begun_goes_on_elsewhere(job: RolloutJob, engine: FakeEngine) -> None:
     rollouts = await attach(job, "moves")
     await job.until_serving(rollouts, 1)
-    groups = await rollouts.submit([Prompt([number + 1], id=f"m{number}") for number in range(8)])
     async with rollouts.seeding(engine, seconds=0.0) as seeding:
-        await until_answer(rollouts.status, is_here, "the trainer's engine makes tokens")
+        groups = await submit_to_both(rollouts, seeding, "m")
     assert not engine.has_work
     assert seeding.tokens
     responses = await taken(rollouts)
@@ -116,11 +126,11 @@ async def test_without_another_instance_the_trainers_engine_makes_everything(
 
 async def test_after_an_error_in_the_block_all_is_given_back_at_once(job: RolloutJob, engine: FakeEngine) -> None:
     rollouts = await attach(job, "error")
-    groups = await rollouts.submit([Prompt([number + 1], id=f"e{number}") for number in range(8)])
+    groups = list[str]()
 
     async def fails() -> None:
-        async with rollouts.seeding(engine, seconds=10 * WAIT_S):
-            await until_answer(rollouts.status, is_here, "the trainer's engine makes tokens")
+        async with rollouts.seeding(engine, seconds=10 * WAIT_S) as seeding:
+            groups.extend(await submit_to_both(rollouts, seeding, "e"))
             raise ZeroDivisionError
 
     async with asyncio.timeout(WAIT_S):
@@ -191,9 +201,8 @@ async def test_the_manager_ends_a_seeding_once_the_others_are_in_time(
         await job.publish()
     monkeypatch.setenv("FAKE_STEP_S", "1.0")
     slow = over_weights(job)
-    groups = await rollouts.submit([Prompt([number + 1], id=f"w2.{number}") for number in range(16)])
     async with asyncio.timeout(WAIT_S), rollouts.seeding(slow) as seeding:
-        await until_answer(rollouts.status, is_here, "the trainer's engine makes tokens")
+        groups = await submit_to_both(rollouts, seeding, "w2.")
     # To the end of its responses it would have taken minutes.
     assert not slow.has_work
     assert seeding.seconds == UNTIMED_S_MAX
@@ -204,9 +213,8 @@ async def test_the_manager_ends_a_seeding_once_the_others_are_in_time(
 
 async def test_a_manager_that_is_killed_meanwhile_costs_nothing(job: RolloutJob, engine: FakeEngine) -> None:
     rollouts = await attach(job, "killed")
-    groups = await rollouts.submit([Prompt([number + 1], id=f"k{number}") for number in range(8)])
-    async with rollouts.seeding(engine, seconds=1.0):
-        await until_answer(rollouts.status, is_here, "the trainer's engine makes tokens")
+    async with rollouts.seeding(engine, seconds=1.0) as seeding:
+        groups = await submit_to_both(rollouts, seeding, "k")
         pid = job.hub.pid("rollout-0")
         job.hub.kill("rollout-0")
         await job.hub.until_back("rollout-0", pid)
