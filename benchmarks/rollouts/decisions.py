@@ -250,7 +250,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.rollouts.decisions", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--policies", default="arrival,streamrl", help="some of arrival,rlboost,streamrl")
+    parser.add_argument("--policies", default="arrival,rlboost,streamrl", help="some of arrival,rlboost,streamrl")
     parser.add_argument("--small", action="store_true", help="the smaller fleet alone, in half a minute")
     parser.add_argument("--docs", action="store_true", help="write the table into docs/")
     parser.add_argument("--json", type=Path, help="write all figures into this file")

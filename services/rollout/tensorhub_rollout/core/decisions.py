@@ -22,7 +22,8 @@ from tensorhub_rollout.core.seeding_watch import SeedingWatch
 from tensorhub_rollout.core.state import ANY_SITE
 from tensorhub_rollout.policy.activation import ActivationLimits, Turns, decide
 from tensorhub_rollout.policy.arrival import Held
-from tensorhub_rollout.policy.placing import ARRIVAL, FALLBACK_POLICY, PlacingFacts, PlacingLimits, PlacingState, place
+from tensorhub_rollout.policy.fleet_loads import RequestFacts
+from tensorhub_rollout.policy.placing import ARRIVAL, FALLBACK_POLICY, Placing, PlacingLimits
 from tensorhub_rollout.policy.plateau import StepModel
 from tensorhub_rollout.policy.scale import ScaleLimits, ScaleWish
 from tensorhub_rollout.policy.view import Action, FleetView, MoveAction, PlaceAction, WantAction
@@ -74,7 +75,7 @@ class Decisions:
         self._engines, self._measured_at = Engines(), float("-inf")
         self._turns: dict[str, Turns] = {}
         """By model."""
-        self._placing: dict[str, PlacingState] = {}
+        self._placing: dict[str, Placing] = {}
         """By model."""
         self._seeding: dict[str, SeedingWatch] = {}
         """By model."""
@@ -110,7 +111,8 @@ class Decisions:
         model = leader.requests[of].model
         if leader.policy_of(model) != ARRIVAL or ARRIVAL in self._set_aside:
             return None
-        return self._placing.get(model, PlacingState()).arrival.held.get(of)
+        placing = self._placing.get(model)
+        return None if placing is None else placing.arrival.held.get(of)
 
     def scale(self, leader: Leader, now: float) -> ScaleWish | None:
         """Return how many instances are wished for; None: no others than stand in the log, or it is not yet time."""
@@ -149,12 +151,16 @@ class Decisions:
         if not steps:
             return None
         middle = sorted(steps, key=lambda each: each.seconds(1, 0.0))[len(steps) // 2]
-        loads = self._placing.get(model, PlacingState()).arrival.loads
+        loads = self._placing_of(model).arrival.loads()
         return self._seeding[model].is_enough(view, loads, middle, now)
 
+    def _placing_of(self, model: str) -> Placing:
+        if model not in self._placing:
+            self._placing[model] = Placing(self._limits.placing)
+        return self._placing[model]
+
     def _placed(self, leader: Leader, model: str, view: FleetView, now: float) -> tuple[Action, ...]:
-        known = PlacingFacts(
-            self._engines.plateaus,
+        facts = RequestFacts(
             self._engines.steps,
             partial(leader.lengths.estimate, now=now),
             leader.context_of,
@@ -165,9 +171,8 @@ class Decisions:
         for policy in dict.fromkeys((asked, FALLBACK_POLICY)):
             if policy in self._set_aside:
                 continue
-            state = self._placing.get(model, PlacingState())
             try:
-                actions, self._placing[model] = place(policy, view, known, state, self._limits.placing, now)
+                actions = self._placing_of(model).look(policy, view, facts, self._engines.plateaus, now)
             except Exception as why:  # noqa: BLE001 (whatever it is, requests are placed all the same)
                 self._failed(policy, why)
             else:

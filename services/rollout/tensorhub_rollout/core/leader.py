@@ -10,8 +10,8 @@ Invariants (`check`):
 - What a runner has, the leader tells it to forget, or holds it in `placements`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -124,9 +124,6 @@ class LeaderLimits(msgspec.Struct, frozen=True):
     restarts_max: int = 3
     """A request that was restarted so often goes on with its tokens on the next version."""
 
-
-WAITING_SHOWN_MAX: Final = 4096
-"""Limit of the waiting requests that a policy sees at once, the first."""
 
 ENDED_MAX: Final = 4096
 """Limit of the requests that have ended and are not done of which the attempts are remembered, the latest."""
@@ -323,13 +320,10 @@ class Leader:
 
     def view(self, model: str) -> FleetView:
         """Return what a policy sees of a model's requests and instances."""
-        waiting = self.waiting.of_model(model) if self.fleet.has_gathered else iter(())
-        pinned = self.pinned.versions
-        if pinned:
-            serving = {each.version for each in self.fleet.of_model(model) if each.takes_more}
-            waiting = (of for of in waiting if of not in pinned or pinned[of] in serving)
+        waiting: Collection[RequestId] = self.waiting.of_model(model) if self.fleet.has_gathered else ()
+        is_whole = self.fleet.has_gathered and not self.admission.is_held_back
         if self.admission.is_held_back:
-            waiting = (of for of in waiting if self._group_of(of) in self.admission.begun)
+            waiting = tuple(of for of in waiting if self._group_of(of) in self.admission.begun)
         rule, versions = self._rules.get(model), self._versions_of(model)
         instances = tuple(
             InstanceView(
@@ -348,14 +342,13 @@ class Leader:
             )
             for each in self.fleet.of_model(model)
         )
-        shown = tuple(islice(waiting, WAITING_SHOWN_MAX))
         hub = self._hub.get(model, VersionsSeen(model, _NO_VERSIONS))
         return FleetView(
-            shown,
+            waiting,
             instances,
             self._steps.get(model, 0),
             frozenset(self._alone),
-            pinned,
+            self.pinned.versions,
             {
                 version: count
                 for version, count in self.pinned.demand(model).items()
@@ -364,6 +357,7 @@ class Leader:
             max(hub.versions.published, default=None),
             hub.available,
             hub.kept,
+            partial(self.waiting.since, model) if is_whole else None,
         )
 
     # ------------------------------------------------------------------------------------------ placing

@@ -43,7 +43,7 @@ class SeedingWatch:
         there = [each for each in view.instances if each.runner in loads and not each.is_leaving]
         others = [loads[each.runner] for each in there if each.takes_more and each.may_start and not each.is_local]
         local = [loads[each.runner] for each in there if each.is_local]
-        if view.waiting or not others or not local or not self.can_tell:
+        if any(view.first_waiting(1)) or not others or not local or not self.can_tell:
             return None
         predicted_s = others_take_s(others, local, steps)
         takes_s = self._correction.factor * predicted_s

@@ -4,8 +4,8 @@ By model; of these by priority, the highest first; of these the ones that have b
 the order of submission or return.
 """
 
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import Collection, Iterator
+from itertools import chain, takewhile
 
 from tensorhub_common.protocol.rollout.entries import RequestId
 
@@ -15,8 +15,9 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self._places: dict[RequestId, tuple[str, int, bool]] = {}
-        self._queues: dict[str, dict[tuple[int, bool], dict[RequestId, None]]] = {}
-        """By model, then by (less urgent, has not begun)."""
+        self._queues: dict[str, dict[tuple[int, bool], dict[RequestId, int]]] = {}
+        """By model, then by (less urgent, has not begun): which, and the number under which it came."""
+        self._came = 0
 
     def __len__(self) -> int:
         return len(self._places)
@@ -27,8 +28,9 @@ class WaitingQueue:
     def put(self, of: RequestId, model: str, priority: int, *, has_begun: bool) -> None:
         """Add a request, behind those like it."""
         self.discard(of)
+        self._came += 1
         self._places[of] = (model, -priority, not has_begun)
-        self._queues.setdefault(model, {}).setdefault((-priority, not has_begun), {})[of] = None
+        self._queues.setdefault(model, {}).setdefault((-priority, not has_begun), {})[of] = self._came
 
     def discard(self, of: RequestId) -> None:
         """Take a request out, if it is in it."""
@@ -43,7 +45,45 @@ class WaitingQueue:
             if not queues:
                 del self._queues[model]
 
-    def of_model(self, model: str) -> Iterator[RequestId]:
-        """Return the requests of a model in their order. Nothing may be put or discarded meanwhile."""
+    def of_model(self, model: str) -> Collection[RequestId]:
+        """Return the requests of a model in their order, as they are when it is asked.
+
+        Nothing may be put or discarded while they are gone through.
+        """
+        return _OfModel(self, model)
+
+    def since(self, model: str, number: int) -> tuple[list[RequestId], int]:
+        """Return which requests of a model have come since such a number, and the number now; -1: all."""
+        queues = self._queues.get(model, {}).values()
+        came = [takewhile(lambda each: each[1] > number, reversed(queue.items())) for queue in queues]
+        return [of for of, _ in sorted(chain.from_iterable(came), key=lambda each: each[1])], self._came
+
+    def count(self, model: str) -> int:
+        """Return how many requests of a model wait."""
+        return sum(map(len, self._queues.get(model, {}).values()))
+
+    def is_of(self, of: object, model: str) -> bool:
+        """Tell whether a request of a model waits."""
+        place = self._places.get(of)  # type: ignore[call-overload] # anything may be asked for
+        return place is not None and place[0] == model
+
+    def in_order(self, model: str) -> Iterator[RequestId]:
+        """Return the requests of a model in their order."""
         queues = self._queues.get(model, {})
         return chain.from_iterable([queues[key] for key in sorted(queues)])
+
+
+class _OfModel(Collection[RequestId]):
+    """Those of one model."""
+
+    def __init__(self, queue: WaitingQueue, model: str) -> None:
+        self._queue, self._model = queue, model
+
+    def __len__(self) -> int:
+        return self._queue.count(self._model)
+
+    def __contains__(self, of: object) -> bool:
+        return self._queue.is_of(of, self._model)
+
+    def __iter__(self) -> Iterator[RequestId]:
+        return self._queue.in_order(self._model)

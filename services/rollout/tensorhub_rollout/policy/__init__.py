@@ -3,6 +3,6 @@
 The leader checks every action, so that a policy can be slow but never wrong. `app` imports it, and the simulator drives
 it.
 
-Seams: `activation`, `allocation`, `arrival`, `balancing`, `dispatch`, `finish_times`, `lengths`, `placing`, `plateau`,
-`prompt_lengths`, `ranking`, `scale`, `seeding`, `seeding_end`, `skew`, `view`.
+Seams: `activation`, `allocation`, `arrival`, `balancing`, `dispatch`, `finish_times`, `fleet_loads`, `lengths`,
+`placing`, `plateau`, `prompt_lengths`, `ranking`, `scale`, `seeding`, `seeding_end`, `skew`, `view`, `waiting_order`.
 """

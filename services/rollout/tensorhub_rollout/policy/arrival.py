@@ -8,36 +8,27 @@ by itself:
 - Admission. An instance that has no version yet on which a request may run counts from when it will have one. What is
   best there waits for it; what is best elsewhere, or has waited for `hold_s_max`, begins now. Off: only instances that
   may run it count.
-- Migration. A request moves from the instance that is done last to the one that is done first, where both are done
-  sooner for it, by more than what it costs to compute its context there. Off: what runs stays until its instance goes.
+- Migration (`moving`). A request moves from the instance that is done last to the one that is done first. Off: what
+  runs stays until its instance goes.
 
-A look assesses what a few instances have to do, those first of which that is known longest, and orders a few of the
-requests that have come to wait. So it takes about as long with any number of open requests. What is placed counts at
-once. An instance whose machine goes away gives its requests back, those with the most tokens first: they are the
-dearest to lose.
+A look assesses a few of the requests that instances have (`fleet_loads`), and puts a few of those that have come to
+wait in their order (`waiting_order`). So it takes about as long with any number of open requests. An instance whose
+machine goes away gives its requests back, those with the most tokens first: they are the dearest to lose.
 """
 
 import math
-from bisect import bisect_left, insort
-from collections.abc import Callable, Mapping
-from collections.abc import Set as AbstractSet
-from copy import copy
+from collections.abc import Mapping
 from heapq import nsmallest
-from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
 from tensorhub_common.protocol.rollout.entries import RequestId
-from tensorhub_rollout.policy.finish_times import Load, Work
-from tensorhub_rollout.policy.lengths import LengthEstimate
-from tensorhub_rollout.policy.plateau import StepModel
-from tensorhub_rollout.policy.ranking import Rank
+from tensorhub_rollout.policy.finish_times import Load
+from tensorhub_rollout.policy.fleet_loads import AssessmentLimits, FleetLoads, RequestFacts
+from tensorhub_rollout.policy.moving import MoveLimits, moves
 from tensorhub_rollout.policy.view import Action, FleetView, InstanceView, MoveAction, PlaceAction, ReleaseAction
-
-UNMEASURED: Final = StepModel(1.0, 0.1, 0.0)
-"""Of engines whose steps are not known: only which of two instances has more to do is told by it."""
-
+from tensorhub_rollout.policy.waiting_order import Rank, WaitingOrder
 
 CANDIDATES: Final = 8
 """In a larger fleet a request is compared on this number of instances of two kinds, chosen anew as often."""
@@ -52,30 +43,20 @@ class ArrivalLimits(msgspec.Struct, frozen=True):
     """Whether the term of migration is on."""
     hold_s_max: float = 30.0
     """So long a request waits for a version to arrive, where an instance could run it now."""
-    pending_max: int = 16
-    """Limit of the requests that are pending on an instance."""
-    assessed_s: float = 1.0
-    """How often it is looked at anew what an instance has to do."""
-    assessed_max: int = 64
-    """Limit of the requests on instances that are looked at anew at one look, but for one instance whole."""
-    ranked_max: int = 256
-    """Limit of the requests that are put in order at one look; others wait behind them."""
     held_max: int = 256
     """Limit of the requests that wait for versions; where there are more, they begin where they can."""
-    moves_s: float = 0.1
-    """How often it is looked whether a request is to move."""
-    moves_max: int = 2
-    """Limit of the requests that move at one look."""
-    settled_s: float = 10.0
-    """A request that has moved stays for so long: lengths are guesses, and each guess might move it again."""
-    gap_s_min: float = 1.0
-    """A request moves only from an instance that is done so much later than another one."""
-    price_factor: float = 2.0
-    """And only where both are done sooner for it by this multiple of what its context takes to be computed again."""
+    held_look_s: float = 0.1
+    """Where nothing has come and no instance has room that had none, what is held is looked at so often."""
+    pending_max: int = 16
+    """Limit of the requests that are pending on an instance."""
+    ranked_max: int = 256
+    """Limit of the requests that are put in order at one look; others wait behind them."""
+    assessments: AssessmentLimits = AssessmentLimits()
+    moves: MoveLimits = MoveLimits()
 
 
 class Held(msgspec.Struct, frozen=True):
-    """A request that was not placed, and what it waits for. Times of `place_by_arrival` in seconds."""
+    """A request that was not placed, and what it waits for; times in seconds."""
 
     since: float
     """When it was first not placed."""
@@ -85,166 +66,65 @@ class Held(msgspec.Struct, frozen=True):
     """In how many seconds that has a version on which the request may run; 0: it has."""
 
 
-class Ordered(msgspec.Struct, frozen=True):
-    """What waits, in the order in which it is to be placed, and the rank of each."""
+class Arrival:
+    """The policy for one model: what it remembers from look to look."""
 
-    order: tuple[Rank, ...] = ()
-    ranks: Mapping[RequestId, Rank] = {}
-
-
-class ArrivalState(msgspec.Struct, frozen=True):
-    """What was found, and has been placed since."""
-
-    loads: Mapping[str, Load] = {}
-    """What each instance has to do, the one whose assessment is the oldest first."""
-    waiting: Ordered = Ordered()
-    held: Mapping[RequestId, Held] = {}
-    """Requests that were not placed at the last look, though an instance had room."""
-    moves_looked_at: float = -math.inf
-    moved_at: Mapping[RequestId, float] = {}
-    """Requests that have moved within the last `settled_s`."""
-
-
-class ArrivalFacts(msgspec.Struct, frozen=True):
-    """What is known beside the view."""
-
-    steps: Mapping[str, StepModel]
-    """How long a step takes, by runner where that is known."""
-    estimate: Callable[[RequestId], LengthEstimate]
-    """How long a response will be."""
-    context: Callable[[RequestId], int]
-    """How many tokens a request has, its prompt among them."""
-    priority: Callable[[RequestId], int]
-    is_due: Callable[[RequestId], bool]
-    """Whether a request was submitted before the trainer's step began, so that the trainer may wait for it now."""
-
-
-class _Fleet:
-    """The instances of one look, with how long their steps take and what they have to do."""
-
-    def __init__(self, view: FleetView, facts: ArrivalFacts, loads: Mapping[str, Load]) -> None:
-        self.view, self.facts = view, facts
-        self.by_name = {each.runner: each for each in view.instances if not each.is_leaving}
-        known = sorted(
-            (facts.steps[name].seconds(each.slots, 0.0), name)
-            for name, each in self.by_name.items()
-            if name in facts.steps
-        )
-        self.is_measured = bool(known)
-        middle = facts.steps[known[len(known) // 2][1]] if known else UNMEASURED
-        self.steps = {name: facts.steps.get(name, middle) for name in self.by_name}
-        self.loads = {name: copy(loads[name]) for name in loads if name in self.by_name}
-        """What each has, with what was placed on it; the oldest assessment first."""
-        fresh = {name: Load() for name in self.by_name if name not in loads}
-        self.loads = {**fresh, **self.loads}
-        self.with_held: dict[str, Load] = {}
-        """The same with what waits for it."""
-        self._candidates: list[str] = []
-        self._uses = 0
-        placed = sum(len(each.executing) + len(each.pending) for each in self.by_name.values())
-        self.beside = (placed + len(view.waiting)) // max(1, len(self.by_name))
-        """How many requests an instance has on average, once all are placed."""
-
-    def assess(self, limits: ArrivalLimits, now: float) -> None:
-        """Look at what instances have to do, the oldest assessment first."""
-        left = limits.assessed_max
-        for name in [*self.loads]:
-            each = self.by_name[name]
-            size = len(each.executing) + len(each.pending)
-            is_first = left == limits.assessed_max
-            if now - self.loads[name].assessed_at < limits.assessed_s or not (is_first or size <= left):
-                break
-            left -= size
-            del self.loads[name]
-            self.loads[name] = self._assessed(each, now)
-
-    def _assessed(self, instance: InstanceView, now: float) -> Load:
-        facts, steps, load = self.facts, self.steps[instance.runner], Load(assessed_at=now)
-        longest = {False: 0.0, True: 0.0}
-        for requests, is_new in ((instance.executing, False), (instance.pending, True)):
-            for of in requests:
-                is_due = facts.is_due(of)
-                work = Work.of(facts.estimate(of), facts.context(of), self.beside, longest[is_due])
-                longest[is_due] = max(longest[is_due], work.left)
-                load.add(work, steps, is_new=is_new, is_due=is_due)
-        return load
-
-    def work(self, of: RequestId) -> Work:
-        """Return what is to be made of a request's response."""
-        return Work.of(self.facts.estimate(of), self.facts.context(of), self.beside)
+    def __init__(self, limits: ArrivalLimits) -> None:
+        """Know of nothing yet."""
+        self._limits = limits
+        self._fleet = FleetLoads(limits.assessments)
+        self._order = WaitingOrder()
+        self._held: dict[RequestId, Held] = {}
+        self._open: frozenset[str] = frozenset()
+        """Instances on which something could begin at the last look that placed or held."""
+        self._placed_at = self._moved_at = -math.inf
+        """When it was last looked what to place, and what to move."""
+        self._settling: dict[RequestId, float] = {}
+        """When requests have moved, of late."""
 
     @property
-    def has_due(self) -> bool:
-        """Whether some of what instances have is due before the rest."""
-        return any(each.due_longest for each in self.loads.values())
+    def held(self) -> Mapping[RequestId, Held]:
+        """Requests that were not placed at the last look, though an instance had room."""
+        return self._held
 
-    def candidates(self, room: Mapping[str, int]) -> list[str]:
-        """Return where a request may be done soonest: of those with room or that have a version soon, a few.
+    def loads(self) -> Mapping[str, Load]:
+        """Return what each instance has to do."""
+        return self._fleet.loads()
 
-        They are those with the least to do, with and without their longest response, as of some placements ago.
-        """
-        if len(self.by_name) <= 2 * CANDIDATES:
-            return [*self.by_name]
-        if self._uses <= 0 or not any(room[name] > 0 for name in self._candidates):
-            open_ = [name for name, each in self.by_name.items() if room[name] > 0 or each.arrives_in_s is not None]
-            loads, steps = self.with_held, self.steps
-            first = nsmallest(CANDIDATES, open_, key=lambda name: (loads[name].finish_s(steps[name]), name))
-            least = nsmallest(CANDIDATES, open_, key=lambda name: (loads[name].busy_s, name))
-            self._candidates, self._uses = [*dict.fromkeys((*first, *least))], CANDIDATES
-        self._uses -= 1
-        return self._candidates
+    def look(self, view: FleetView, facts: RequestFacts, now: float) -> tuple[Action, ...]:
+        """Return what to place, to move and to take back."""
+        limits, fleet = self._limits, self._fleet
+        fleet.look(view, facts, now)
+        has_come = self._order.update(view, lambda of: _rank(facts, of), limits.ranked_max)
+        placed = self._place(view, facts, now, has_come=has_come)
+        moved: list[MoveAction] = []
+        if limits.migrates and fleet.is_measured and not placed and now - self._moved_at >= limits.moves.looked_at_s:
+            self._moved_at = now
+            self._settling = {of: at for of, at in self._settling.items() if now - at < limits.moves.settled_s}
+            moved = moves(view, fleet, facts, self._settling.keys(), limits.moves)
+            self._settling |= {each.request: now for each in moved}
+        return (*_released(view, facts), *placed, *moved)
 
-    def done_with_s(self, instance: InstanceView, work: Work, *, only_due: bool) -> float:
-        """Return when an instance is done with one more request, or with those alone that are due."""
-        load, steps = self.loads[instance.runner], self.steps[instance.runner]
-        return load.due_with_s(work, steps) if only_due else load.finish_with_s(work, steps)
-
-    def add(self, name: str, work: Work, *, is_due: bool) -> None:
-        """Have an instance make a response from its context on."""
-        self.loads[name].add(work, self.steps[name], is_new=True, is_due=is_due)
-
-    def hold(self, name: str, work: Work, *, is_due: bool) -> None:
-        """Count a request where it is to go."""
-        self.with_held[name].add(work, self.steps[name], is_new=True, is_due=is_due)
-
-
-def place_by_arrival(
-    view: FleetView, facts: ArrivalFacts, state: ArrivalState, limits: ArrivalLimits, now: float
-) -> tuple[tuple[Action, ...], ArrivalState]:
-    """Return what to place and what to move, and the state of the policy after it."""
-    fleet = _Fleet(view, facts, state.loads)
-    fleet.assess(limits, now)
-    room = {name: _room(each, limits) for name, each in fleet.by_name.items()}
-    waiting = _ordered(view, facts, state.waiting, limits.ranked_max) if view.waiting else Ordered()
-    placed, held = _placed(fleet, waiting.order, room, state.held, limits, now)
-    moved, moves_looked_at = list[MoveAction](), state.moves_looked_at
-    moved_at = {of: at for of, at in state.moved_at.items() if now - at < limits.settled_s}
-    if limits.migrates and fleet.is_measured and not placed and now - moves_looked_at >= limits.moves_s:
-        moved, moves_looked_at = _moved(fleet, limits, moved_at.keys()), now
-        moved_at |= {each.request: now for each in moved}
-    return (*_released(view, facts), *placed, *moved), ArrivalState(
-        fleet.loads, waiting, held, moves_looked_at, moved_at
-    )
+    def _place(self, view: FleetView, facts: RequestFacts, now: float, *, has_come: bool) -> list[PlaceAction]:
+        limits = self._limits
+        placing = _Placing(view, facts, self._fleet, limits)
+        open_ = placing.open
+        is_same = open_ <= self._open and not has_come and now - self._placed_at < limits.held_look_s
+        if not view.waiting or not placing.has_room:
+            self._held = {}
+        elif not is_same:
+            self._placed_at = now
+            self._held = placing.place(self._order, self._held, now)
+        self._open = open_
+        return placing.actions
 
 
-def _ordered(view: FleetView, facts: ArrivalFacts, before: Ordered, count_max: int) -> Ordered:
-    """Return what waits in its order, with some of what has come to wait."""
-    waiting = frozenset(view.waiting)
-    order, ranks = [*before.order], dict(before.ranks)
-    # Sets are compared by hashes that they have; to hash thousands of requests anew takes longer than all else.
-    for of in before.ranks.keys() - waiting:
-        del order[bisect_left(order, ranks.pop(of))]
-    fresh = waiting - ranks.keys()
-    if len(fresh) > count_max:
-        fresh = frozenset(islice((of for of in view.waiting if of in fresh), count_max))
-    for of in fresh:
-        length = facts.estimate(of)
-        ranks[of] = rank = -facts.priority(of), not length.made and not facts.is_due(of), -length.median, of
-        insort(order, rank)
-    return Ordered(tuple(order), ranks)
+def _rank(facts: RequestFacts, of: RequestId) -> Rank:
+    length = facts.estimate(of)
+    return -facts.priority(of), not length.made and not facts.is_due(of), -length.median, of
 
 
-def _released(view: FleetView, facts: ArrivalFacts) -> list[ReleaseAction]:
+def _released(view: FleetView, facts: RequestFacts) -> list[ReleaseAction]:
     """Take all from instances that go away, what is the dearest to lose first."""
     return [
         ReleaseAction(of, each.runner, f"its machine goes away soon, and it has {facts.context(of)} tokens")
@@ -254,45 +134,135 @@ def _released(view: FleetView, facts: ArrivalFacts) -> list[ReleaseAction]:
     ]
 
 
-# ---------------------------------------------------------------------------------------------- placing
+class _Placing:
+    """What is placed in one look."""
 
+    def __init__(self, view: FleetView, facts: RequestFacts, fleet: FleetLoads, limits: ArrivalLimits) -> None:
+        self._view, self._facts, self._fleet, self._limits = view, facts, fleet, limits
+        self._admits = limits.admits_by_arrival and fleet.is_measured
+        self._room = {name: _room(each, limits) for name, each in fleet.instances.items()}
+        self._ready_s = {name: _ready_s(view, each) for name, each in fleet.instances.items()}
+        self.open = frozenset(name for name, room in self._room.items() if room > 0 and self._ready_s[name] == 0)
+        """Instances on which a request for no version alone could begin now."""
+        self.has_room = any(room > 0 for room in self._room.values())
+        self.actions: list[PlaceAction] = []
+        self._loads: dict[str, Load] = {}
+        """What instances have and what waits for them, of those that were asked for."""
+        self._candidates: list[str] = []
+        self._uses = 0
+        self._still_open: set[str] = set()
 
-def _placed(
-    fleet: _Fleet,
-    order: tuple[Rank, ...],
-    room: dict[str, int],
-    held_before: Mapping[RequestId, Held],
-    limits: ArrivalLimits,
-    now: float,
-) -> tuple[list[PlaceAction], dict[RequestId, Held]]:
-    """Return what to place, and what the others wait for while an instance has room."""
-    actions: list[PlaceAction] = []
-    held: dict[RequestId, Held] = {}
-    if not order or all(left <= 0 for left in room.values()):
-        return actions, held
-    fleet.with_held = {name: copy(load) for name, load in fleet.loads.items()}
-    view = fleet.view
-    for_any = [name for name, each in fleet.by_name.items() if _ready_s(view, None, each) == 0]
-    has_room = any(room[name] > 0 for name in for_any)
-    for *_, of in order:
-        if of in view.pinned:
-            if not any(room[name] > 0 for name, each in fleet.by_name.items() if each.version == view.pinned[of]):
+    def place(self, order: WaitingOrder, held_before: Mapping[RequestId, Held], now: float) -> dict[RequestId, Held]:
+        """Place what waits, and return what the others wait for while an instance has room."""
+        view, limits = self._view, self._limits
+        held: dict[RequestId, Held] = {}
+        self._still_open = {*self.open}
+        for of in order.of(view):
+            if of in view.pinned:
+                if not any(self._room[each.runner] > 0 for each in self._of_version(view.pinned[of])):
+                    continue
+            elif not self._still_open and of not in view.alone:
+                # What waits is not counted where nothing is placed: it would take as long as there are requests.
+                if not (view.pinned or view.alone):
+                    break
                 continue
-        elif not has_room and of not in view.alone:
-            # What waits is not counted where nothing is placed: it would take as long as there are requests.
-            if not (view.pinned or view.alone):
-                break
-            continue
-        before = held_before.get(of)
-        since = now if before is None else before.since
-        may_hold = len(held) < limits.held_max and now - since < limits.hold_s_max
-        found = _place_one(fleet, of, room, limits, since, may_hold=may_hold)
-        if isinstance(found, PlaceAction):
-            actions.append(found)
-        else:
-            held[of] = found
-        has_room = any(room[name] > 0 for name in for_any)
-    return actions, held
+            before = held_before.get(of)
+            since = now if before is None else before.since
+            may_hold = len(held) < limits.held_max and now - since < limits.hold_s_max
+            waits_for = self._place_one(of, since, may_hold=may_hold)
+            if waits_for is not None:
+                held[of] = waits_for
+        return held
+
+    def _of_version(self, version: int) -> list[InstanceView]:
+        return [each for each in self._fleet.instances.values() if each.takes_more and each.version == version]
+
+    def _place_one(self, of: RequestId, since: float, *, may_hold: bool) -> Held | None:
+        """Place a request that waits `since` then, or return what it waits for: it counts there."""
+        view, fleet, room = self._view, self._fleet, self._room
+        work, is_due = fleet.work(of, self._facts), self._facts.is_due(of)
+        is_alone, is_pinned = of in view.alone, of in view.pinned
+        best: tuple[float, str] | None = None
+        best_ready_s = 0.0
+        best_now: tuple[float, str] | None = None
+        for name in fleet.instances if is_pinned or is_alone else self._first():
+            ready_s = self._ready_for(of, name) if is_pinned else self._ready_s[name]
+            if ready_s is None or (ready_s > 0 and (is_pinned or is_alone or not self._admits)):
+                continue
+            has_room = room[name] > 0 and not (is_alone and self._has_pending(name))
+            if not (ready_s or has_room or is_alone):
+                continue
+            load, steps = self._load(name), fleet.steps[name]
+            finish_s = load.due_with_s(work, steps) if is_due else load.finish_with_s(work, steps)
+            found = (ready_s + finish_s, name)
+            if best is None or found < best:
+                best, best_ready_s = found, ready_s
+            if not ready_s and has_room and (best_now is None or found < best_now):
+                best_now = found
+        if best is None:
+            return Held(since, None, 0.0)
+        is_held = best_now is None or (best != best_now and may_hold)
+        finish_s, name = best if best_now is None or is_held else best_now
+        self._load(name).add(work, fleet.steps[name], is_new=True, is_due=is_due)
+        if is_held:
+            if is_alone:
+                # Nothing else is placed there, so that nothing is pending there soon.
+                self._take_room(name, room[name])
+            return Held(since, name, best_ready_s)
+        fleet.add(name, work, is_due=is_due)
+        # Nothing else is placed beside one that may kill its instance.
+        self._take_room(name, room[name] if is_alone else 1)
+        when = (
+            f"is done soonest with it, in {finish_s:.1f} s"
+            if fleet.is_measured
+            else "has the least to do (no steps are measured yet)"
+        )
+        reason = f"about {work.left:.0f} tokens: of the instances with room {name} {when}"
+        self.actions.append(PlaceAction(of, name, reason))
+        return None
+
+    def _take_room(self, name: str, count: int) -> None:
+        self._room[name] -= count
+        if self._room[name] <= 0:
+            self._still_open.discard(name)
+
+    def _ready_for(self, of: RequestId, name: str) -> float | None:
+        """Return when an instance could begin with a request that is for one version alone: now, or it is not known."""
+        each = self._fleet.instances[name]
+        return 0.0 if each.free_slots > 0 and each.takes_more and self._view.fits(of, each) else None
+
+    def _has_pending(self, name: str) -> bool:
+        each = self._fleet.instances[name]
+        return bool(each.pending) or self._room[name] < _room(each, self._limits)
+
+    def _load(self, name: str) -> Load:
+        if name not in self._loads:
+            self._loads[name] = self._fleet.load(name)
+        return self._loads[name]
+
+    def _finish_s(self, name: str) -> float:
+        load = self._loads.get(name)
+        return self._fleet.finish_s(name) if load is None else load.finish_s(self._fleet.steps[name])
+
+    def _busy_s(self, name: str) -> float:
+        load = self._loads.get(name)
+        return self._fleet.busy_s(name) if load is None else load.busy_s
+
+    def _first(self) -> list[str]:
+        """Return where a request may be done soonest: of those with room or that have a version soon, a few.
+
+        They are those with the least to do, with and without their longest response, as of some placements ago.
+        """
+        fleet, room = self._fleet, self._room
+        if len(fleet.instances) <= 2 * CANDIDATES:
+            return [*fleet.instances]
+        if self._uses <= 0 or not any(room[name] > 0 for name in self._candidates):
+            open_ = [name for name, each in fleet.instances.items() if room[name] > 0 or each.arrives_in_s is not None]
+            first = nsmallest(CANDIDATES, open_, key=lambda name: (self._finish_s(name), name))
+            least = nsmallest(CANDIDATES, open_, key=lambda name: (self._busy_s(name), name))
+            self._candidates, self._uses = [*dict.fromkeys((*first, *least))], CANDIDATES
+        self._uses -= 1
+        return self._candidates
 
 
 def _room(instance: InstanceView, limits: ArrivalLimits) -> int:
@@ -302,166 +272,10 @@ def _room(instance: InstanceView, limits: ArrivalLimits) -> int:
     return min(limits.pending_max - len(instance.pending), instance.free_slots)
 
 
-def _place_one(
-    fleet: _Fleet, of: RequestId, room: dict[str, int], limits: ArrivalLimits, since: float, *, may_hold: bool
-) -> PlaceAction | Held:
-    """Place a request that waits `since` then, or have it wait for an instance that is done sooner: it counts there."""
-    view, work, is_alone = fleet.view, fleet.work(of), of in fleet.view.alone
-    is_due = fleet.facts.is_due(of)
-    by_arrival = limits.admits_by_arrival and fleet.is_measured and not is_alone and of not in view.pinned
-    best: tuple[float, str] | None = None
-    best_ready_s = 0.0
-    best_now: tuple[float, str] | None = None
-    for name in fleet.by_name if of in view.pinned or is_alone else fleet.candidates(room):
-        each = fleet.by_name[name]
-        ready_s = _ready_s(view, of, each)
-        if ready_s is None or (ready_s > 0 and not by_arrival):
-            continue
-        has_room = room[name] > 0 and not (is_alone and (each.pending or room[name] < _room(each, limits)))
-        if not ready_s and not has_room and not is_alone:
-            continue
-        load, steps = fleet.with_held[name], fleet.steps[name]
-        finish_s = load.due_with_s(work, steps) if is_due else load.finish_with_s(work, steps)
-        found = (ready_s + finish_s, name)
-        if best is None or found < best:
-            best, best_ready_s = found, ready_s
-        if not ready_s and has_room:
-            best_now = found if best_now is None else min(best_now, found)
-    if best is None:
-        return Held(since, None, 0.0)
-    if best_now is None or (best != best_now and may_hold):
-        fleet.hold(best[1], work, is_due=is_due)
-        if is_alone:
-            # Nothing else is placed there, so that nothing is pending there soon.
-            room[best[1]] = 0
-        return Held(since, best[1], best_ready_s)
-    finish_s, name = best_now
-    fleet.add(name, work, is_due=is_due)
-    fleet.hold(name, work, is_due=is_due)
-    # Nothing else is placed beside one that may kill its instance.
-    room[name] = 0 if is_alone else room[name] - 1
-    when = (
-        f"is done soonest with it, in {finish_s:.1f} s"
-        if fleet.is_measured
-        else "has the least to do (no steps are measured yet)"
-    )
-    return PlaceAction(of, name, f"about {work.left:.0f} tokens: of the instances with room {name} {when}")
-
-
-def _ready_s(view: FleetView, of: RequestId | None, instance: InstanceView) -> float | None:
-    """Return when an instance could begin with a request, from now on; None: it is not known, or never.
-
-    `of`: None for one that is for no version alone.
-    """
+def _ready_s(view: FleetView, instance: InstanceView) -> float | None:
+    """Return when an instance could begin with a request that is for no version alone; None: not known, or never."""
     if instance.free_slots <= 0:
         return None
-    if of is not None and of in view.pinned:
-        return 0.0 if instance.takes_more and view.fits(of, instance) else None
     if instance.takes_more and instance.may_start and not view.is_kept_back(instance):
         return 0.0
     return instance.arrives_in_s
-
-
-# ---------------------------------------------------------------------------------------------- moving
-
-
-def _moved(fleet: _Fleet, limits: ArrivalLimits, settling: AbstractSet[RequestId]) -> list[MoveAction]:
-    """Return what moves from the instance that is done last to the one that is done first, but for `settling`.
-
-    Where some requests are due before the rest, only these count, and move: the rest is evened out by what comes yet.
-    """
-    takers = [each for each in fleet.by_name.values() if each.takes_more and each.may_start and each.free_slots > 0]
-    takers = [each for each in takers if not fleet.view.is_kept_back(each)]
-    actions: list[MoveAction] = []
-    only_due = fleet.has_due
-    done_s = {
-        name: load.due_s(fleet.steps[name]) if only_due else load.finish_s(fleet.steps[name])
-        for name, load in fleet.loads.items()
-    }
-    while len(actions) < limits.moves_max and takers:
-        source = max(fleet.by_name.values(), key=lambda each: (done_s[each.runner], each.runner))
-        longest = _longest(fleet, source, only_due=only_due)
-        target = min(takers, key=lambda each: (fleet.done_with_s(each, longest, only_due=only_due), each.runner))
-        if source is target or done_s[source.runner] - done_s[target.runner] < limits.gap_s_min:
-            break
-        gone = settling | {each.request for each in actions}
-        move = _best_move(fleet, source, target, limits, gone, only_due=only_due)
-        if move is None:
-            break
-        before_s = done_s[source.runner]
-        fleet.loads[source.runner] = move.rest
-        done_s[source.runner], done_s[target.runner] = move.source_s, move.target_s
-        fleet.add(target.runner, move.work, is_due=only_due)
-        reason = (
-            f"{source.runner} is done in {before_s:.0f} s, {before_s - move.after_s:.1f} s sooner without it; "
-            f"its context takes {move.price_s:.2f} s there"
-        )
-        actions.append(MoveAction(move.request, source.runner, target.runner, reason))
-    return actions
-
-
-def _longest(fleet: _Fleet, source: InstanceView, *, only_due: bool) -> Work:
-    """Return the longest response of an instance, by which another one is chosen; its context is left out."""
-    load = fleet.loads[source.runner]
-    most = load.due_longest if only_due else load.longest
-    return Work(most, most * most, most, 0.0)
-
-
-class _Move(NamedTuple):
-    """One request that may move, and when both instances are done after it."""
-
-    after_s: float
-    price_s: float
-    request: RequestId
-    work: Work
-    rest: Load
-    """What the source has then."""
-    source_s: float
-    target_s: float
-
-
-def _best_move(
-    fleet: _Fleet,
-    source: InstanceView,
-    target: InstanceView,
-    limits: ArrivalLimits,
-    gone: AbstractSet[RequestId],
-    *,
-    only_due: bool,
-) -> _Move | None:
-    """Return the move after which both instances are done soonest; None: none is worth its price."""
-    from_steps, to_steps = fleet.steps[source.runner], fleet.steps[target.runner]
-    load = fleet.loads[source.runner]
-    before_s = load.due_s(from_steps) if only_due else load.finish_s(from_steps)
-    there = [
-        (of, fleet.work(of))
-        for of in (*source.executing, *source.pending)
-        if of not in gone and (not only_due or fleet.facts.is_due(of))
-    ]
-    there.sort(key=lambda each: (-each[1].most, each[0]))
-    best: _Move | None = None
-    for at, (of, work) in enumerate(there):
-        if not fleet.view.fits(of, target):
-            continue
-        longest = (there[0] if at else there[min(1, len(there) - 1)])[1].most if len(there) > 1 else 0.0
-        rest = _without(load, work, longest, from_steps, only_due=only_due)
-        source_s = rest.due_s(from_steps) if only_due else rest.finish_s(from_steps)
-        target_s = fleet.done_with_s(target, work, only_due=only_due)
-        after_s, price_s = max(source_s, target_s), work.prefill_s(to_steps)
-        if after_s >= before_s or before_s - after_s < limits.price_factor * price_s:
-            continue
-        if best is None or (after_s, price_s) < best[:2]:
-            best = _Move(after_s, price_s, of, work, rest, source_s, target_s)
-    return best
-
-
-def _without(load: Load, work: Work, longest: float, steps: StepModel, *, only_due: bool) -> Load:
-    """Return a load without a request; `longest`: of the others."""
-    rest = copy(load)
-    rest.busy_s = max(0.0, load.busy_s - work.busy_s(steps))
-    rest.prefill_s = max(0.0, load.prefill_s - work.prefill_s(steps))
-    if only_due:
-        rest.due_longest, rest.due_busy_s = longest, max(0.0, load.due_busy_s - work.busy_s(steps))
-    else:
-        rest.longest, rest.rest_step_s = longest, max(0.0, load.rest_step_s - work.step_s(steps))
-    return rest

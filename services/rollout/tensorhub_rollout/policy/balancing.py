@@ -33,6 +33,8 @@ from tensorhub_rollout.policy.view import (
 )
 
 PLATEAU_STEP_MIN: Final = 2
+LOOKED_AT_MAX: Final = 4096
+"""Limit of the waiting requests that one look looks at, the first."""
 PLACED_MAX: Final = 1024
 """Limit of the requests that one look places, so that it is short in a fleet of any size."""
 
@@ -68,7 +70,7 @@ def _select(view: FleetView, limits: BalancingLimits) -> tuple[PlaceAction, ...]
     shortest = _ShortestQueue(view)
     actions: list[PlaceAction] = []
     is_full = False
-    for request in view.waiting:
+    for request in view.first_waiting(LOOKED_AT_MAX):
         version = view.pinned.get(request)
         if len(actions) >= PLACED_MAX:
             break

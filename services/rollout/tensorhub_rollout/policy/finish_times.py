@@ -12,13 +12,15 @@ the sum takes what is expected of `left` and of its square, and `longest` what t
 below.
 """
 
-import math
-from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
 from tensorhub_rollout.policy.lengths import LengthEstimate
 from tensorhub_rollout.policy.plateau import StepModel
+
+LEFT_MIN: Final = 0.1
+"""At least this share of what an instance had is left, as long as its requests were not looked at again."""
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -59,9 +61,8 @@ class Work(msgspec.Struct, frozen=True):
         return steps.each_s * self.context
 
 
-@dataclass(slots=True)
-class Load:
-    """What an instance has to do."""
+class Load(msgspec.Struct):
+    """What an instance has to do, as of a moment in seconds: `as_of`."""
 
     longest: float = 0.0
     """Tokens of its longest response that are to come."""
@@ -69,8 +70,7 @@ class Load:
     """What all of its responses add to its steps."""
     prefill_s: float = 0.0
     """How long the contexts of all would take to be computed anew."""
-    assessed_at: float = -math.inf
-    """When all of its requests were looked at."""
+    as_of: float = 0.0
     due_longest: float = 0.0
     """Tokens of its longest response that is due, which are to come."""
     due_busy_s: float = 0.0
@@ -91,6 +91,18 @@ class Load:
         else:
             self.rest_step_s += work.step_s(steps)
 
+    def advance(self, steps: StepModel, now: float) -> None:
+        """Take off what was done until now, as long as it lasts as predicted."""
+        elapsed_s, self.as_of = now - self.as_of, now
+        if elapsed_s <= 0:
+            return
+        left = _share_left(self.finish_s(steps), elapsed_s)
+        due_left = _share_left(self.due_s(steps), elapsed_s)
+        self.longest *= left
+        self.busy_s *= left
+        self.due_longest *= due_left
+        self.due_busy_s *= due_left
+
     def finish_s(self, steps: StepModel) -> float:
         """Return how long all of it takes, in seconds."""
         return steps.fixed_s * self.longest + self.busy_s
@@ -109,3 +121,7 @@ class Load:
         """Return how long all of it takes with one more request, whose context is to be computed first."""
         added_s = work.busy_s(steps) + work.prefill_s(steps)
         return steps.fixed_s * max(self.longest, work.most) + self.busy_s + added_s
+
+
+def _share_left(takes_s: float, elapsed_s: float) -> float:
+    return max(LEFT_MIN, 1 - elapsed_s / takes_s) if takes_s > 0 else 1.0

@@ -27,12 +27,15 @@ import math
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from statistics import NormalDist
 from typing import Final
 
 import msgspec
 
 _STANDARD: Final = NormalDist()
+LEFT_KEPT_MAX: Final = 1024
+"""Limit of the estimates of which it is kept what is left: those of one group that have not begun are equal."""
 _CUT_MAX: Final = 37.0
 """Beyond this number of deviations the share of what is left is too small for a number."""
 _VARIANCE_MIN: Final = 1e-6
@@ -102,24 +105,29 @@ class LengthEstimate(msgspec.Struct, frozen=True):
 
     def left(self) -> tuple[float, float]:
         """Return how many tokens are still to come, and their square, as expected: what sums are made of."""
-        made, most = float(self.made), self.tokens_max
-        cut = -math.inf if made < 1 else (math.log(made) - self.mean) / self.deviation
-        end = (math.log(most) - self.mean) / self.deviation if most < math.inf else math.inf
-        above, beyond = _share_above(cut), _share_above(end)
-        if above < _SHARE_MIN or end <= cut:
-            # Far out, what is left falls off like an exponential: the median is off by a factor of ln 2.
-            left = (self.median - made) / math.log(2)
-            return left, 2 * left * left
-        at_end = most * beyond if beyond else 0.0
-        first = _moment(self.mean, self.deviation, 1, cut, end) + at_end
-        second = _moment(self.mean, self.deviation, 2, cut, end) + (most * at_end if at_end else 0.0)
-        length, square = first / above, second / above
-        return max(0.0, length - made), max(0.0, square - 2 * made * length + made * made)
+        return _left(self)
 
     @property
     def median(self) -> float:
         """The length that it exceeds as likely as not."""
         return self.quantile(0.5) if self.made else min(self.tokens_max, math.exp(self.mean))
+
+
+@lru_cache(LEFT_KEPT_MAX)
+def _left(of: LengthEstimate) -> tuple[float, float]:
+    made, most = float(of.made), of.tokens_max
+    cut = -math.inf if made < 1 else (math.log(made) - of.mean) / of.deviation
+    end = (math.log(most) - of.mean) / of.deviation if most < math.inf else math.inf
+    above, beyond = _share_above(cut), _share_above(end)
+    if above < _SHARE_MIN or end <= cut:
+        # Far out, what is left falls off like an exponential: the median is off by a factor of ln 2.
+        left = (of.median - made) / math.log(2)
+        return left, 2 * left * left
+    at_end = most * beyond if beyond else 0.0
+    first = _moment(of.mean, of.deviation, 1, cut, end) + at_end
+    second = _moment(of.mean, of.deviation, 2, cut, end) + (most * at_end if at_end else 0.0)
+    length, square = first / above, second / above
+    return max(0.0, length - made), max(0.0, square - 2 * made * length + made * made)
 
 
 class GroupEstimate(msgspec.Struct, frozen=True):
@@ -178,6 +186,8 @@ class LengthModel:
         self._count = 0.0
         self._total = self._squares = self._explained = 0.0
         self._counts_squared = 0.0
+        self._variances: tuple[float, float] | None = None
+        """As of what has finished; None: to be found anew."""
 
     def finished(self, prompt: Hashable, tokens: int) -> None:
         """Take how long a response of a prompt was: at least one token."""
@@ -203,6 +213,7 @@ class LengthModel:
         self._take(prompt, first, second)
 
     def _put_in(self, each: _Lengths, sign: int = 1) -> None:
+        self._variances = None
         self._count += sign * each.count
         self._total += sign * each.total
         self._squares += sign * each.squares
@@ -219,6 +230,11 @@ class LengthModel:
 
     def variances(self) -> tuple[float, float]:
         """Return the variance between prompts and within them, of log lengths."""
+        if self._variances is None:
+            self._variances = self._found_variances()
+        return self._variances
+
+    def _found_variances(self) -> tuple[float, float]:
         first = self._limits.deviation_first**2
         prompts, count = len(self._prompts), self._count
         if count <= 1:

@@ -1,36 +1,20 @@
 """Which policy places a model's requests: the name that its trainer gave decides. Pure."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
-from tensorhub_common.protocol.rollout.entries import RequestId
-from tensorhub_rollout.policy.arrival import ArrivalFacts, ArrivalLimits, ArrivalState, place_by_arrival
+from tensorhub_rollout.policy.arrival import Arrival, ArrivalLimits
 from tensorhub_rollout.policy.balancing import BalancingLimits, balance
 from tensorhub_rollout.policy.dispatch import Pools, dispatch
-from tensorhub_rollout.policy.lengths import LengthEstimate
-from tensorhub_rollout.policy.plateau import StepModel
+from tensorhub_rollout.policy.fleet_loads import RequestFacts
 from tensorhub_rollout.policy.view import Action, FleetView
 
 ARRIVAL: Final = "arrival"
 STREAMRL: Final = "streamrl"
 FALLBACK_POLICY: Final = "rlboost"
 """Places where another policy has failed; it needs to know the least."""
-
-
-class PlacingFacts(msgspec.Struct, frozen=True):
-    """What is known beside the view. By runner: the plateau of its batch size, and how long its steps take."""
-
-    plateaus: Mapping[str, int]
-    steps: Mapping[str, StepModel]
-    estimate: Callable[[RequestId], LengthEstimate]
-    """How long a response will be."""
-    context: Callable[[RequestId], int]
-    """How many tokens a request has, those of its prompt among them."""
-    priority: Callable[[RequestId], int]
-    is_due: Callable[[RequestId], bool] = lambda _: False
-    """Whether a request was submitted before the trainer's step began."""
 
 
 class PlacingLimits(msgspec.Struct, frozen=True):
@@ -40,22 +24,24 @@ class PlacingLimits(msgspec.Struct, frozen=True):
     arrival: ArrivalLimits = ArrivalLimits()
 
 
-class PlacingState(msgspec.Struct, frozen=True):
-    """What the policies remember."""
+class Placing:
+    """The policies of placement for one model, with what they remember."""
 
-    pools: Pools = Pools()
-    arrival: ArrivalState = ArrivalState()
+    def __init__(self, limits: PlacingLimits) -> None:
+        """Know of nothing yet."""
+        self._limits = limits
+        self._pools = Pools()
+        self.arrival = Arrival(limits.arrival)
 
-
-def place(
-    policy: str, view: FleetView, known: PlacingFacts, state: PlacingState, limits: PlacingLimits, now: float
-) -> tuple[tuple[Action, ...], PlacingState]:
-    """Return what to place and what to move, and the state of the policies after it."""
-    if policy == ARRIVAL:
-        facts = ArrivalFacts(known.steps, known.estimate, known.context, known.priority, known.is_due)
-        actions, arrival = place_by_arrival(view, facts, state.arrival, limits.arrival, now)
-        return actions, PlacingState(state.pools, arrival)
-    if policy == STREAMRL:
-        placed, pools = dispatch(view, known.estimate, known.steps, state.pools, limits.balancing, known.priority, now)
-        return placed, PlacingState(pools, state.arrival)
-    return balance(view, limits.balancing, known.plateaus), state
+    def look(
+        self, policy: str, view: FleetView, facts: RequestFacts, plateaus: Mapping[str, int], now: float
+    ) -> tuple[Action, ...]:
+        """Return what to place and what to move. `plateaus`: of batch sizes, by runner where it is known."""
+        if policy == ARRIVAL:
+            return self.arrival.look(view, facts, now)
+        if policy == STREAMRL:
+            placed, self._pools = dispatch(
+                view, facts.estimate, facts.steps, self._pools, self._limits.balancing, facts.priority, now
+            )
+            return placed
+        return balance(view, self._limits.balancing, plateaus)

@@ -1,6 +1,7 @@
 """What a policy sees of the fleet, and what it may do. Actions that are under way are in the view already."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Literal
 
 import msgspec
@@ -47,9 +48,10 @@ class InstanceView(msgspec.Struct, frozen=True):
 
 
 class FleetView(msgspec.Struct, frozen=True):
-    """The whole fleet. `waiting`: requests on no instance, in the order in which they are to be placed."""
+    """The whole fleet, for as long as the leader is told nothing."""
 
-    waiting: tuple[RequestId, ...]
+    waiting: Collection[RequestId]
+    """Requests on no instance, in the order in which they are to be placed."""
     instances: tuple[InstanceView, ...]
     step: int
     """The trainer's step, from 1 on."""
@@ -65,6 +67,15 @@ class FleetView(msgspec.Struct, frozen=True):
     """Versions that a replica of the hub has, those of instances among them."""
     kept: frozenset[int] = frozenset()
     """Versions that the hub keeps, whatever instances and trainers leave."""
+    waiting_since: Callable[[int], tuple[Iterable[RequestId], int]] | None = None
+    """Returns what has come to wait since a number that it has returned before, -1 at first, with a new such number:
+    to compare all that waits takes long. None: that is not known."""
+
+    def first_waiting(self, count_max: int) -> Iterator[RequestId]:
+        """Return the first that wait, without those for a version alone that no instance takes requests on."""
+        served = {each.version for each in self.instances if each.takes_more} if self.pinned else set()
+        waiting = (of for of in self.waiting if of not in self.pinned or self.pinned[of] in served)
+        return islice(waiting if self.pinned else self.waiting, count_max)
 
     def is_kept_back(self, instance: InstanceView) -> bool:
         """Tell whether an instance keeps an older version, for requests that run on that alone."""

@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorhub_common.protocol.rollout.entries import RequestId
-from tensorhub_rollout.policy.arrival import ArrivalFacts, ArrivalLimits, ArrivalState, Held, place_by_arrival
+from tensorhub_rollout.policy.arrival import Arrival, ArrivalLimits, Held
+from tensorhub_rollout.policy.fleet_loads import RequestFacts
 from tensorhub_rollout.policy.lengths import Knowledge, LengthEstimate
+from tensorhub_rollout.policy.moving import MoveLimits
 from tensorhub_rollout.policy.plateau import StepModel
 from tensorhub_rollout.policy.view import FleetView, InstanceView, MoveAction, PlaceAction, ReleaseAction
 
@@ -37,7 +39,7 @@ def facts(
     steps: StepModel | None = STEPS,
     made: Mapping[int, int] | None = None,
     runners: tuple[str, ...] = ("a", "b", "c", "d"),
-) -> ArrivalFacts:
+) -> RequestFacts:
     """Return what is known where lengths are sure."""
     has = made or {}
 
@@ -46,11 +48,11 @@ def facts(
         return LengthEstimate(math.log(lengths.get(index, 100)), 1e-6, has.get(index, 0), Knowledge.JOB)
 
     known = {} if steps is None else dict.fromkeys(runners, steps)
-    return ArrivalFacts(known, estimate, lambda request: has.get(request.index, 0), lambda _: 0, lambda _: False)
+    return RequestFacts(known, estimate, lambda request: has.get(request.index, 0), lambda _: 0, lambda _: False)
 
 
-def placed(seen: FleetView, known: ArrivalFacts, limits: ArrivalLimits = LIMITS, now: float = 0.0) -> dict[int, str]:
-    actions, _ = place_by_arrival(seen, known, ArrivalState(), limits, now)
+def placed(seen: FleetView, known: RequestFacts, limits: ArrivalLimits = LIMITS, now: float = 0.0) -> dict[int, str]:
+    actions = Arrival(limits).look(seen, known, now)
     return {each.request.index: each.runner for each in actions if isinstance(each, PlaceAction)}
 
 
@@ -81,7 +83,7 @@ def test_no_more_than_the_slots_and_the_pending_ones_are_placed() -> None:
 
 def test_a_higher_priority_and_what_has_begun_come_first() -> None:
     known = facts({0: 900, 1: 10, 2: 20}, made={2: 5})
-    urgent = ArrivalFacts(
+    urgent = RequestFacts(
         known.steps, known.estimate, known.context, lambda request: int(request.index == 1), lambda _: False
     )
     seen = view(3, instance("a", slots=1))
@@ -142,18 +144,20 @@ def test_requests_wait_for_a_version_that_comes_soon_and_others_begin_where_it_i
 def test_what_waits_is_told_for_which_instance_and_for_how_long() -> None:
     seen = view(8, instance("a", version=2), arriving("b", 0.05), newest=2)
     known = facts(dict.fromkeys(range(8), 200))
-    _, state = place_by_arrival(seen, known, ArrivalState(), LIMITS, 7.0)
-    assert dict(state.held) == {of(index): Held(7.0, "b", 0.05) for index in (3, 5, 7)}
+    policy = Arrival(LIMITS)
+    policy.look(seen, known, 7.0)
+    assert dict(policy.held) == {of(index): Held(7.0, "b", 0.05) for index in (3, 5, 7)}
     # Since when it waits stays, while what it waits for comes nearer.
     later = view((3,), instance("a", tuple(range(10, 20)), version=2), arriving("b", 0.02), newest=2)
-    _, state = place_by_arrival(later, known, state, LIMITS, 7.5)
-    assert dict(state.held) == {of(3): Held(7.0, "b", 0.02)}
+    policy.look(later, known, 7.5)
+    assert dict(policy.held) == {of(3): Held(7.0, "b", 0.02)}
 
 
 def test_a_reason_names_no_time_before_steps_are_measured() -> None:
     reasons = {}
     for is_measured, known in ((True, facts({0: 200})), (False, facts({0: 200}, None))):
-        (action,), _ = place_by_arrival(view(1, instance("a")), known, ArrivalState(), LIMITS, 0.0)
+        (action,) = Arrival(LIMITS).look(view(1, instance("a")), known, 0.0)
+        assert isinstance(action, PlaceAction)
         reasons[is_measured] = action.reason
     assert reasons == {
         True: "about 200 tokens: of the instances with room a is done soonest with it, in 1.0 s",
@@ -163,8 +167,9 @@ def test_a_reason_names_no_time_before_steps_are_measured() -> None:
 
 def test_one_that_no_instance_could_take_is_held_for_none() -> None:
     seen = view((0,), instance("a", version=2), pinned={of(0): 1}, newest=2)
-    _, state = place_by_arrival(seen, facts({}), ArrivalState(), LIMITS, 7.0)
-    assert dict(state.held) == {}
+    policy = Arrival(LIMITS)
+    policy.look(seen, facts({}), 7.0)
+    assert dict(policy.held) == {}
 
 
 def test_none_waits_for_a_version_that_comes_late_or_at_no_known_time() -> None:
@@ -181,44 +186,44 @@ def test_with_the_term_off_nothing_waits_and_nothing_goes_where_it_may_not_run()
 
 def test_a_request_waits_no_longer_than_the_bound() -> None:
     seen = view(8, instance("a", version=2), arriving("b", 0.05), newest=2)
-    known, state = facts(dict.fromkeys(range(8), 200)), ArrivalState()
-    actions, state = place_by_arrival(seen, known, state, LIMITS, 0.0)
+    known, policy = facts(dict.fromkeys(range(8), 200)), Arrival(LIMITS)
+    actions = policy.look(seen, known, 0.0)
     left = tuple(each for each in range(8) if of(each) not in {action.request for action in actions})
     assert left
     # b is still about to have it, each time that one looks.
     seen = view(left, instance("a", tuple(range(9, 19)), version=2), arriving("b", 0.01), newest=2)
-    actions, state = place_by_arrival(seen, known, state, LIMITS, LIMITS.hold_s_max - 1)
+    actions = policy.look(seen, known, LIMITS.hold_s_max - 1)
     assert actions == ()
-    actions, _ = place_by_arrival(seen, known, state, LIMITS, LIMITS.hold_s_max + 1)
+    actions = policy.look(seen, known, LIMITS.hold_s_max + 1)
     assert {each.request.index for each in actions} == set(left)
 
 
 def test_what_waits_does_not_count_again_at_each_look() -> None:
-    known, state = facts(dict.fromkeys(range(8), 200)), ArrivalState()
+    known, policy = facts(dict.fromkeys(range(8), 200)), Arrival(LIMITS)
     seen = view(8, instance("a", version=2, slots=0), instance("c", slots=1), arriving("b", 0.3), newest=2)
     loads = []
     for now in (0.0, 0.02, 0.04):
-        _, state = place_by_arrival(seen, known, state, LIMITS, now)
-        loads.append(state.loads["b"].busy_s)
+        policy.look(seen, known, now)
+        loads.append(policy.loads()["b"].busy_s)
     assert loads == [0.0, 0.0, 0.0]
 
 
 # ---------------------------------------------------------------------------------------------- moving
 
 
-def moves(seen: FleetView, known: ArrivalFacts, limits: ArrivalLimits = LIMITS) -> list[tuple[int, str, str]]:
-    actions, _ = place_by_arrival(seen, known, ArrivalState(), limits, 0.0)
+def moves(seen: FleetView, known: RequestFacts, limits: ArrivalLimits = LIMITS) -> list[tuple[int, str, str]]:
+    actions = Arrival(limits).look(seen, known, 0.0)
     return [(each.request.index, each.source, each.target) for each in actions if isinstance(each, MoveAction)]
 
 
 def test_a_request_moves_from_the_last_to_the_first_until_nothing_is_won() -> None:
     seen = view((), instance("a", tuple(range(12))), instance("b"))
     known = facts(dict.fromkeys(range(12), 3000))
-    found = moves(seen, known, ArrivalLimits(moves_max=64))
+    found = moves(seen, known, ArrivalLimits(moves=MoveLimits(moves_max=64)))
     # Each is 0.3 s beside 15 s: until both have as many, one is done later than the other by a second and more.
     assert {(source, target) for _, source, target in found} == {("a", "b")}
     assert len(found) == 5
-    assert len(moves(seen, known)) == LIMITS.moves_max
+    assert len(moves(seen, known)) == LIMITS.moves.moves_max
 
 
 def test_nothing_moves_for_less_than_its_price() -> None:
@@ -268,7 +273,7 @@ def test_moves_end_and_none_goes_back(lengths: list[int], data: st.DataObject) -
 
 def test_an_instance_that_goes_away_gives_back_the_dearest_first() -> None:
     seen = view((), instance("a", (0, 1, 2), is_leaving=True), instance("b"))
-    actions, _ = place_by_arrival(seen, facts({}, made={0: 10, 1: 700, 2: 90}), ArrivalState(), LIMITS, 0.0)
+    actions = Arrival(LIMITS).look(seen, facts({}, made={0: 10, 1: 700, 2: 90}), 0.0)
     assert [each.request.index for each in actions if isinstance(each, ReleaseAction)] == [1, 2, 0]
 
 
@@ -277,24 +282,23 @@ def test_an_instance_that_goes_away_gives_back_the_dearest_first() -> None:
 
 def test_all_is_ordered_and_assessed_within_some_looks() -> None:
     count = 3 * LIMITS.ranked_max
-    known, state = facts({}), ArrivalState()
+    known, policy = facts({}), Arrival(LIMITS)
     runners = tuple(f"r{number}" for number in range(8))
     there = tuple(
         instance(name, tuple(range(1000 * (at + 1), 1000 * (at + 1) + 200)), slots=200)
         for at, name in enumerate(runners)
     )
     for look in range(8):
-        _, state = place_by_arrival(view(count, *there), known, state, LIMITS, 0.02 * look)
-    assert len(state.waiting.order) == count
-    assert all(state.loads[name].busy_s > 0 for name in runners)
+        policy.look(view(count, *there), known, 0.02 * look)
+    assert all(policy.loads()[name].busy_s > 0 for name in runners)
 
 
 # ---------------------------------------------------------------------------------------------- what is due
 
 
-def due(known: ArrivalFacts, *indices: int) -> ArrivalFacts:
+def due(known: RequestFacts, *indices: int) -> RequestFacts:
     """Return the facts where these were submitted before the trainer's step began."""
-    return ArrivalFacts(
+    return RequestFacts(
         known.steps, known.estimate, known.context, known.priority, lambda request: request.index in indices
     )
 
@@ -326,27 +330,20 @@ def test_where_all_that_is_due_is_even_the_rest_stays_where_it_is() -> None:
 def test_a_request_that_has_moved_stays_for_a_while() -> None:
     known = facts(dict.fromkeys(range(12), 3000))
     there, nothing = instance("a", tuple(range(12))), instance("b")
-    actions, state = place_by_arrival(view((), there, nothing), known, ArrivalState(), LIMITS, 0.0)
-    first = {each.request.index for each in actions}
-    assert len(first) == LIMITS.moves_max
+    policy = Arrival(LIMITS)
+    actions = policy.look(view((), there, nothing), known, 0.0)
+    first = {each.request.index for each in actions if isinstance(each, MoveAction)}
+    assert len(first) == LIMITS.moves.moves_max
     # They are on b now, of which it seems that all is to be made elsewhere.
     full = view((), instance("a"), instance("b", tuple(range(12))))
     later: set[int] = set()
     now = 2.0
-    while now < LIMITS.settled_s:
-        actions, state = place_by_arrival(full, known, state, LIMITS, now)
-        later |= {each.request.index for each in actions}
+    while now < LIMITS.moves.settled_s:
+        later |= {each.request.index for each in policy.look(full, known, now)}
         now += 1.5
     assert later
     assert not later & first
-    actions, _ = place_by_arrival(full, known, state, LIMITS, now + LIMITS.settled_s)
-    assert actions
-
-
-def test_a_look_changes_nothing_of_the_state_that_it_was_given() -> None:
-    seen, known = view(8, instance("a"), instance("b", tuple(range(100, 112)))), facts(dict.fromkeys(range(8), 200))
-    _, state = place_by_arrival(view((), instance("a"), instance("b")), known, ArrivalState(), LIMITS, 0.0)
-    assert place_by_arrival(seen, known, state, LIMITS, 0.1) == place_by_arrival(seen, known, state, LIMITS, 0.1)
+    assert policy.look(full, known, now + LIMITS.moves.settled_s)
 
 
 def test_where_no_instance_may_begin_anything_nothing_is_estimated_at_each_look() -> None:
@@ -357,12 +354,12 @@ def test_where_no_instance_may_begin_anything_nothing_is_estimated_at_each_look(
         asked.append(request)
         return known.estimate(request)
 
-    counting = ArrivalFacts(known.steps, counted, known.context, known.priority, known.is_due)
+    counting = RequestFacts(known.steps, counted, known.context, known.priority, known.is_due)
     seen = view(200, arriving("a", None), arriving("b", 3.0), newest=2)
-    _, state = place_by_arrival(seen, counting, ArrivalState(), LIMITS, 0.0)
+    policy = Arrival(LIMITS)
+    policy.look(seen, counting, 0.0)
     asked.clear()
-    actions, _ = place_by_arrival(seen, counting, state, LIMITS, 0.02)
-    assert actions == ()
+    assert policy.look(seen, counting, 0.02) == ()
     assert asked == []
 
 

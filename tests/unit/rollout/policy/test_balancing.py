@@ -38,7 +38,7 @@ def test_the_fewest_pending_takes_the_next_and_none_takes_more_than_its_bound() 
 
 def test_a_look_places_no_more_than_its_limit() -> None:
     view = fleet(*(instance(f"r{number}") for number in range(PLACED_MAX)), waiting=2 * PLACED_MAX)
-    assert [each.request for each in balance(view, LIMITS, {})] == [*view.waiting[:PLACED_MAX]]
+    assert [each.request for each in balance(view, LIMITS, {})] == [*view.waiting][:PLACED_MAX]
 
 
 def test_a_request_that_may_kill_its_instance_is_placed_where_nothing_is_pending_and_room_is_made_for_it() -> None:

@@ -1,0 +1,120 @@
+"""The order of what waits is that of the ranks of what waits now, however much has come and gone since."""
+
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensorhub_common.protocol.rollout.entries import RequestId
+from tensorhub_rollout.core.waiting import WaitingQueue
+from tensorhub_rollout.policy.view import FleetView
+from tensorhub_rollout.policy.waiting_order import GONE_MIN, Rank, WaitingOrder
+
+MODEL = "policy"
+
+
+def of(index: int) -> RequestId:
+    return RequestId(3, index)
+
+
+class Ranked:
+    """A queue as the leader has it, an order that follows it, and lengths that change."""
+
+    def __init__(self) -> None:
+        self.queue, self.order = WaitingQueue(), WaitingOrder()
+        self.lengths: dict[RequestId, float] = {}
+        self.step, self.asked = 1, 0
+
+    def put(self, index: int, length: float, priority: int = 0) -> None:
+        self.lengths[of(index)] = length
+        self.queue.put(of(index), MODEL, priority, has_begun=False)
+
+    def rank(self, each: RequestId) -> Rank:
+        self.asked += 1
+        return 0, False, -self.lengths[each], each
+
+    def look(self, count_max: int = 1000, *, is_told: bool = True) -> list[int]:
+        since = (lambda number: self.queue.since(MODEL, number)) if is_told else None
+        view = FleetView(self.queue.of_model(MODEL), (), self.step, waiting_since=since)
+        self.order.update(view, self.rank, count_max)
+        return [each.index for each in self.order.of(view)]
+
+
+@given(st.data())
+def test_what_waits_is_in_the_order_of_its_ranks(data: st.DataObject) -> None:
+    ranked, waiting = Ranked(), set[int]()
+    for _ in range(data.draw(st.integers(1, 12))):
+        for index in data.draw(st.lists(st.integers(0, 40), unique=True)):
+            if index in waiting and data.draw(st.booleans()):
+                ranked.queue.discard(of(index))
+                waiting.discard(index)
+            else:
+                ranked.put(index, data.draw(st.integers(1, 5)), data.draw(st.integers(0, 2)))
+                waiting.add(index)
+        found = ranked.look(is_told=data.draw(st.booleans()))
+        assert sorted(found) == sorted(waiting)
+        if not data.draw(st.booleans()):
+            continue
+        # Whatever was told, a look that is told of nothing new has the same order.
+        assert ranked.look(is_told=data.draw(st.booleans())) == found
+        ranked.step += 1
+        assert ranked.look() == sorted(waiting, key=lambda index: (-ranked.lengths[of(index)], index))
+
+
+def test_a_request_that_comes_again_has_the_rank_of_then() -> None:
+    ranked = Ranked()
+    ranked.put(0, 10)
+    ranked.put(1, 20)
+    assert ranked.look() == [1, 0]
+    ranked.queue.discard(of(0))
+    ranked.put(0, 30)
+    assert ranked.look() == [0, 1]
+
+
+def test_only_what_has_come_is_ranked() -> None:
+    ranked, random = Ranked(), Random(1)
+    for index in range(500):
+        ranked.put(index, random.random())
+    ranked.look()
+    for index in random.sample(range(500), 20):
+        ranked.queue.discard(of(index))
+    ranked.put(500, 0.5)
+    ranked.asked = 0
+    assert len(ranked.look()) == 481
+    assert ranked.asked == 1
+
+
+def test_no_more_than_the_limit_is_ranked_at_a_look_and_all_in_the_end() -> None:
+    ranked = Ranked()
+    for index in range(25):
+        ranked.put(index, index)
+    assert [len(ranked.look(10)) for _ in range(3)] == [10, 20, 25]
+    assert ranked.look(10) == [*range(24, -1, -1)]
+
+
+def test_what_has_gone_is_not_kept() -> None:
+    ranked = Ranked()
+    ranked.put(0, 1e9)
+    ranked.look()
+    for first in range(1, 10 * GONE_MIN, GONE_MIN):
+        # The longest stays where it is, in front of all that comes and goes.
+        indices = range(first, first + GONE_MIN)
+        for index in indices:
+            ranked.put(index, index)
+        assert len(ranked.look()) == GONE_MIN + 1
+        for index in indices:
+            ranked.queue.discard(of(index))
+        assert ranked.look() == [0]
+        assert len(ranked.order) <= 2 * GONE_MIN + 1
+
+
+def test_those_of_another_model_are_not_told() -> None:
+    queue = WaitingQueue()
+    queue.put(of(1), MODEL, 0, has_begun=False)
+    queue.put(of(2), "other", 0, has_begun=False)
+    told, number = queue.since(MODEL, -1)
+    assert told == [of(1)]
+    assert [*queue.of_model("other")] == [of(2)]
+    assert of(2) not in queue.of_model(MODEL)
+    assert queue.since(MODEL, number) == ([], number)
+    assert (len(queue.of_model(MODEL)), len(queue.of_model("none"))) == (1, 0)
