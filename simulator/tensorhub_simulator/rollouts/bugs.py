@@ -256,6 +256,11 @@ def _staleness_by_number() -> tuple[Replacement, ...]:
     return ((VersionRule, "allows", allows),)
 
 
+def _age_ignored() -> tuple[Replacement, ...]:
+    """A response is delivered however old it is."""
+    return ((Leader, "_is_too_old", lambda self, of: False),)
+
+
 def _rewind_ignored() -> tuple[Replacement, ...]:
     """What has tokens of retired versions goes on."""
     return ((Leader, "_has_retired", lambda self, of: False),)
@@ -399,6 +404,7 @@ BUGS: Final[Mapping[str, Callable[[], tuple[Replacement, ...]]]] = {
     "place-from-attempt": _place_from_the_attempt,
     "rule-judged-once": _rule_judged_once,
     "staleness-by-number": _staleness_by_number,
+    "age-ignored": _age_ignored,
     "rewind-ignored": _rewind_ignored,
     "cache-kept": _cache_kept,
     "delivered-twice": _delivered_twice,

@@ -24,6 +24,8 @@ MAPPED_EVERY: Final = 4
 """In one seed of this number, the runners map what the trainer has, and so follow the newest version alone."""
 MEMORIES_MAX: Final = 2
 """In half of these, the trainer has one memory, which they have to let go of before it is overwritten."""
+AGED_EVERY: Final = 11
+"""In one seed of this number, a response begins anew once a second version is published behind its oldest token."""
 PINNED_EVERY: Final = 6
 """In one seed of this number, nearly all groups are for one version alone."""
 PAYLOAD_BYTES_MAX: Final = 5_000
@@ -41,6 +43,7 @@ def run(seed: int) -> RolloutWorld:
         groups=GROUPS,
         poisoned=poisoned,
         on_update=MODES[seed % len(MODES)],
+        age_max=None if seed % AGED_EVERY else 1,
         payload_bytes_max=0 if seed % BOUNDED_EVERY else PAYLOAD_BYTES_MAX,
         chances=Chances() if seed % PINNED_EVERY else Chances(pinned=0.8),
         # Of each mode some.

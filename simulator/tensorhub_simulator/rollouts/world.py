@@ -43,6 +43,7 @@ from tensorhub_common.protocol.rollout.messages import (
     TokenRun,
     VersionRule,
 )
+from tensorhub_common.protocol.rollout.payloads import SubmittedPrompt, SubmittedPrompts
 from tensorhub_common.protocol.rollout.questions import EndedRequest, ReadyQuestion
 from tensorhub_rollout.core.answers import answer_ready
 from tensorhub_rollout.core.decisions import Decisions, Engines, PolicyLimits
@@ -176,6 +177,7 @@ class RolloutWorld:
         groups: int = 6,
         poisoned: int = 0,
         on_update: OnUpdate = "continue",
+        age_max: int | None = None,
         payload_bytes_max: int = 0,
         mapped_memories: int = 0,
         policy: PolicyName = "arrival",
@@ -189,7 +191,7 @@ class RolloutWorld:
         runner has its own."""
         self.policy = policy
         self.chances = chances or Chances()
-        self.on_update: OnUpdate = on_update
+        self.on_update, self.age_max = on_update, age_max
         self.entries: list[AnyEntry] = []
         self.truth = RolloutState("job")
         self.payloads: dict[str, list[Written]] = {}
@@ -500,6 +502,8 @@ class RolloutWorld:
             case StoreEnd(ended=ended):
                 if ended.reason == "failed":
                     self._check_gone(manager, ended.request)
+                else:
+                    self._check_age(manager, effect)
                 payload = self._write([Written(effect.tokens, effect.logprobs, effect.runs)]) if ended.tokens else None
                 assert manager.leader is not None
                 self.append(End(manager.leader.term, (ended,), payload), manager)
@@ -513,6 +517,22 @@ class RolloutWorld:
                 self._note_lost(manager, effect)
             case _:
                 pass
+
+    @property
+    def staleness(self) -> int:
+        """How many newer versions may be published where a response begins."""
+        return STALENESS if self.age_max is None else min(STALENESS, self.age_max)
+
+    def _check_age(self, manager: ManagerProcess, effect: StoreEnd) -> None:
+        """No response ends that is older than it may be, as far as its leader knows, but for one that began anew."""
+        leader, of = manager.leader, effect.ended.request
+        assert leader is not None
+        request = leader.requests[of]
+        if request.age_max is None or request.restarts or of in self.pinned:
+            return
+        oldest = min(run.version for run in effect.runs)
+        newer = sum(each > oldest for each in leader.versions[MODEL].published)
+        assert newer <= request.age_max, f"{of} ends on version {oldest}, and {newer} newer ones are published"
 
     def _note_lost(self, manager: ManagerProcess, effect: InstanceLost) -> None:
         """No runner is lost that the leader could not hear, or that was heard just now."""
@@ -565,10 +585,11 @@ class RolloutWorld:
         return Payload(digest, sum(len(each.tokens) + len(each.logprobs) for each in responses))
 
     def _prompt(self, of: RequestId) -> PromptLoaded:
-        rule = VersionRule(self.pinned.get(of), STALENESS, self.on_update)
-        return PromptLoaded(
-            of, struct.pack("<i", 7), Sampling(TOKENS_MAX, self.seeds[of], stop_token_ids=(STOP,)), rule
-        )
+        prompt = struct.pack("<i", 7)
+        sampling = Sampling(TOKENS_MAX, self.seeds[of], stop_token_ids=(STOP,))
+        rule = VersionRule(staleness=STALENESS, on_update=self.on_update)
+        said = SubmittedPrompts(sampling, rule, (SubmittedPrompt(prompt),), "nonce", self.age_max)
+        return PromptLoaded(of, prompt, sampling, said.rule_of(self.pinned.get(of)), self.age_max)
 
     def _load_prefix(self, manager: ManagerProcess, of: RequestId) -> None:
         """Read the parts that the manager's own state names."""
@@ -712,7 +733,8 @@ class RolloutWorld:
         Nor does one that the present leader has not heard: a stopped one may sleep through an election, and its
         requests go elsewhere without a word about it.
         """
-        if not self._is_heard(runner) or self.on_update == "restart" or self.hub.rewinds:
+        begins_anew = self.on_update == "restart" or self.age_max is not None or self.hub.rewinds
+        if not self._is_heard(runner) or begins_anew:
             return
         maker, life, stops = self._makers.get((of, position), (runner, 0, 0))
         is_there = maker.life == life and maker.stops == stops and self._is_heard(maker)
@@ -774,7 +796,7 @@ class RolloutWorld:
             newer = sum(each > core.version for each in core.versions.published)
             if self.pinned.get(held.assign.request, core.version) != core.version:
                 continue
-            assert core.versions.is_retired(core.version) or newer > STALENESS, (
+            assert core.versions.is_retired(core.version) or newer > self.staleness, (
                 f"{attempt} is given back on version {core.version}, where {newer} newer ones are published"
             )
 
@@ -785,7 +807,7 @@ class RolloutWorld:
         if of in self.pinned:
             assert version == self.pinned[of], f"{of} is for version {self.pinned[of]}, and gets a token of {version}"
             return
-        assert position or newer <= STALENESS, (
+        assert position or newer <= self.staleness, (
             f"a request starts on version {version}, and {newer} newer ones are published"
         )
 

@@ -384,7 +384,8 @@ class Hub(NotCopyable):
                 cancelled, what was not done is dropped, and its ids are free.
             group_size: How many responses a prompt gets.
             staleness: A response may begin on a version while at most so many newer ones are published.
-            max_age: How many newer versions may be published when a response is delivered; see `Response.age`.
+            max_age: How many newer versions may be published behind the oldest token of a response: of more, it begins
+                anew, once. Then it is delivered as old as it is; see `Response.age`.
             on_update: What becomes of a response when its engine's weights change: "finish" ends it on the old
                 version, "continue" goes on with the new one from this token, its cache computed again, "keep" goes on
                 with the old cache, and "restart" begins it anew.

@@ -282,8 +282,8 @@ _ROWS: Final = (
         "tensorhub.rollout.tokens.discarded",
         "counter",
         "{token}",
-        "Tokens that are made again: `restart` (new weights, as the trainer asked for), `age` (too old at the end), "
-        "`rewind` (the trainer went back behind their version).",
+        "Tokens that are made again: `restart` (new weights, as the trainer asked for), `age` (older than `max_age` "
+        "allows), `rewind` (the trainer went back behind their version).",
         ("job", "why"),
     ),
     Metric(

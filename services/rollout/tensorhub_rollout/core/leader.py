@@ -129,7 +129,11 @@ ENDED_MAX: Final = 4096
 """Limit of the requests that have ended and are not done of which the attempts are remembered, the latest."""
 
 _ADOPTED: Final = "it ran there when this manager began to lead"
-_REWOUND: Final = "the trainer has gone back behind a version that made some of its tokens"
+_WHY_ANEW: Final[Mapping[DiscardReason, str]] = {
+    "restart": "new weights have come, and it begins anew then",
+    "age": "more newer versions are published than max_age allows behind its oldest token",
+    "rewind": "the trainer has gone back behind a version that made some of its tokens",
+}
 _NO_VERSIONS: Final = PublishedVersions(0)
 
 _AT_WORK: Final = frozenset({AttemptState.PREPARED, AttemptState.ASSIGNED, AttemptState.HELD})
@@ -263,6 +267,7 @@ class Leader:
             meter = self.meter(event.model)
             meter.see_fleet(self.fleet.remote_of(event.model))
             meter.end(newest, self._now)
+            self._restart_too_old(event.model)
         if event.versions.retired != known.retired:
             self._restart_retired(event.model)
         self._end_unreachable(event.model)
@@ -456,9 +461,9 @@ class Leader:
             self._rules[request.model] = event.rule
         if placement.state is AttemptState.PREPARED:
             placement.move(AttemptTransition.LOADED)
-            # Tokens of a retired version end nothing.
-            is_void = request.is_void or self._has_retired(event.request)
-            reason = None if is_void else event.sampling.ended_by(self.responses[event.request].tokens)
+            # Tokens that do not count end nothing. How old they may be is known only here.
+            void = request.void or self._why_void(event.request)
+            reason = None if void else event.sampling.ended_by(self.responses[event.request].tokens)
             if reason is not None:
                 # Its runner was lost before it could say so.
                 response = self.responses[event.request]
@@ -466,8 +471,8 @@ class Leader:
             instance = self.instances[placement.runner]
             versions = self._versions_of(instance.model)
             is_allowed = instance.version is not None and event.rule.allows(instance.version, versions)
-            if reason is not None or is_void or not is_allowed:
-                request.is_void = is_void
+            if reason is not None or void or not is_allowed:
+                request.void = void
                 placement.move(AttemptTransition.REFUSED)
                 self._over(placement)
                 if reason is not None:
@@ -475,6 +480,8 @@ class Leader:
                 return
         if placement.state is AttemptState.ASSIGNED:
             self._send_assign(placement, event)
+        elif placement.state is AttemptState.HELD and placement.finished is None and self._is_too_old(event.request):
+            self._restart(event.request, "age")
 
     def _loading_failed(self, event: LoadingFailed) -> None:
         request = self.requests.get(event.request)
@@ -627,10 +634,8 @@ class Leader:
             self._confirmed(placement)
         reason = finished.reason
         why: DiscardReason = "restart"
-        if reason in {"stop", "length"} and self._has_retired(placement.request):
-            reason, why = "restart", "rewind"
-        elif reason in {"stop", "length"} and self._is_too_old(placement.request):
-            reason, why = "restart", "age"
+        if reason in {"stop", "length"} and (void := self._why_void(placement.request)) is not None:
+            reason, why = "restart", void
         match reason:
             case "stop" | "length":
                 placement.move(AttemptTransition.COMPLETED)
@@ -643,7 +648,6 @@ class Leader:
                     placement.move(AttemptTransition.WITHDRAWN)
                 placement.move(AttemptTransition.STOPPED)
                 if reason == "restart":
-                    self.requests[placement.request].restarts += why != "rewind"
                     self._begin_anew(placement.request, placement.attempt, why)
                 self._over(placement, finished.error if reason == "failed" else None)
                 if reason == "restart":
@@ -653,16 +657,34 @@ class Leader:
 
     def _begin_anew(self, of: RequestId, attempt: Attempt | None, why: DiscardReason) -> None:
         """Drop the tokens of a request: they are made again by a later attempt."""
+        request = self.requests[of]
+        request.void = None
+        request.restarts += why != "rewind"
         self.counts.discarded[why] += self._held(of)
         self.responses[of] = Response(attempt=attempt, dropped=attempt)
 
+    def _why_void(self, of: RequestId) -> DiscardReason | None:
+        """Say why the tokens of a request do not count; None: they do."""
+        if self._has_retired(of):
+            return "rewind"
+        return "age" if self._is_too_old(of) else None
+
     def _is_too_old(self, of: RequestId) -> bool:
-        """Tell whether a response is to begin anew because its oldest token is too old; that happens once."""
-        request = self.requests[of]
-        if request.age_max is None or request.restarts:
+        """Tell whether a response is to begin anew because its oldest token is too old; that happens once.
+
+        One that is for a version alone would begin anew on the same one, so it does not.
+        """
+        request, runs = self.requests[of], self.responses[of].runs
+        if request.age_max is None or request.restarts or of in self.pinned.versions or not runs:
             return False
-        oldest = min(run.version for run in self.responses[of].runs)
-        return sum(each > oldest for each in self._versions_of(self._model_of(of)).published) > request.age_max
+        oldest = min(run.version for run in runs)
+        return self._versions_of(request.model).newer_than(oldest) > request.age_max
+
+    def _restart_too_old(self, model: str) -> None:
+        """Begin responses anew that have become too old: what they would still make would be dropped at their end."""
+        for of in [*self.responses]:
+            if self.requests[of].model == model and self._is_too_old(of):
+                self._restart(of, "age")
 
     def _restart_retired(self, model: str) -> None:
         """Begin responses anew that have tokens of versions which the trainer has gone back behind."""
@@ -670,23 +692,23 @@ class Leader:
             return
         for of in [*self.responses]:
             if self._model_of(of) == model and self._has_retired(of):
-                self._restart(of)
+                self._restart(of, "rewind")
 
     def _has_retired(self, of: RequestId) -> bool:
         """Tell whether a response has tokens of a version that the trainer has gone back behind."""
         versions = self._versions_of(self._model_of(of))
         return bool(versions.retired) and any(versions.is_retired(run.version) for run in self.responses[of].runs)
 
-    def _restart(self, of: RequestId) -> None:
+    def _restart(self, of: RequestId, why: DiscardReason) -> None:
         """Begin a response anew once its attempt has stopped, unless it has ended."""
         request = self.requests[of]
         if request.ending is not None or _is_complete(request.placement):
             return
         if request.placement is None:
-            self._begin_anew(of, self.responses[of].attempt, "rewind")
+            self._begin_anew(of, self.responses[of].attempt, why)
         else:
-            request.is_void = True
-            self._withdraw(Withdraw(of, None, _REWOUND))
+            request.void = why
+            self._withdraw(Withdraw(of, None, _WHY_ANEW[why]))
 
     def _store_end(self, of: RequestId) -> None:
         """Have the end of a request written; where it was written already, the log takes the first."""
@@ -714,9 +736,8 @@ class Leader:
         request.note_past(PastAttempt.of(placement, self._held(of), self._now, failure))
         request.placement = None
         request.unforgotten[placement.attempt] = placement.runner
-        if request.is_void:
-            request.is_void = False
-            self._begin_anew(of, placement.attempt, "rewind")
+        if request.void is not None:
+            self._begin_anew(of, placement.attempt, request.void)
         held = self._held(of)
         if held > placement.began_at:
             request.fruitless = request.lost_together = 0
@@ -942,6 +963,8 @@ class Leader:
             placement.stopped_at = held.tokens
         else:
             self.instances[runner].pending.add(held.request)
+        # How old it may be is known only then.
+        self._effects.append(LoadPrompt(held.request))
         return placement
 
     def _forget_unreported(self, instance: Instance, report: Report) -> None:
@@ -1051,9 +1074,9 @@ class Leader:
             if run.start < response.count:
                 response.add_run(run)
                 is_new = True
-        # They may have been under way when this leader heard of a rewind.
-        if is_new and placement.finished is None and self._has_retired(placement.request):
-            self._restart(placement.request)
+        # They may have been under way when this leader heard of a rewind, or of newer versions.
+        if is_new and placement.finished is None and (why := self._why_void(placement.request)) is not None:
+            self._restart(placement.request, why)
 
     def _note_progress(self, placement: Placement, response: Response) -> None:
         """Note that an attempt executes once it has made a token."""

@@ -86,6 +86,8 @@ class PromptLoaded(msgspec.Struct, frozen=True):
     sampling: Sampling
     rule: VersionRule
     age_max: int | None = None
+    newest: int | None = None
+    """The newest version that was published when it was submitted; None: its trainer knew of none."""
 
 
 class LoadingFailed(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ from typing import Final, Literal
 from tensorhub_common.catalog.transitions import transition
 from tensorhub_common.protocol.rollout.entries import Attempt, RequestEnded, RequestId
 from tensorhub_common.protocol.rollout.messages import Finished, FinishReason
+from tensorhub_rollout.core.leader_counts import DiscardReason
 from tensorhub_rollout.core.responses import Response
 from tensorhub_rollout.core.transitions import ATTEMPT_TRANSITIONS, AttemptState, AttemptTransition
 from tensorhub_rollout.policy.plateau import StepModel, StepSums
@@ -208,8 +209,8 @@ class OpenRequest:
     restarts: int = 0
     age_max: int | None = None
     """How many newer versions may be published when it is delivered; None: any number, or not read yet."""
-    is_void: bool = False
-    """Its tokens count for nothing once its attempt is stopped: the trainer has gone back behind their versions."""
+    void: DiscardReason | None = None
+    """Why its tokens count for nothing once its attempt is stopped; None: they count."""
     ending: RequestEnded | None = None
     """How it ends without another attempt: it was tried too often, or its tokens are all here."""
     past: list[PastAttempt] = field(default_factory=list)

@@ -71,7 +71,7 @@ def status_of(leader: Leader) -> RolloutStatus:
 
 def _behind(leader: Leader, instance: Instance) -> int:
     published = leader.versions.get(instance.model)
-    return 0 if published is None else sum(each > (instance.version or 0) for each in published.published)
+    return 0 if published is None else published.newer_than(instance.version or 0)
 
 
 def state_of(instance: Instance) -> InstanceStateName:

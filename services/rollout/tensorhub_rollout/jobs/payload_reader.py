@@ -112,5 +112,5 @@ def _prompt_of(state: RolloutState, of: RequestId, prompts: SubmittedPrompts) ->
     group = submission.groups[index]
     seed = request_seed(prompts.sampling.seed, group.id, of.index - group.first)
     sampling = msgspec.structs.replace(prompts.sampling, seed=seed)
-    rule = prompts.rule if group.version is None else msgspec.structs.replace(prompts.rule, pinned=group.version)
-    return PromptLoaded(of, prompts.prompts[index].tokens, sampling, rule, prompts.age_max)
+    rule = prompts.rule_of(group.version)
+    return PromptLoaded(of, prompts.prompts[index].tokens, sampling, rule, prompts.age_max, prompts.newest)

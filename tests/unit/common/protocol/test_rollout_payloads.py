@@ -68,3 +68,25 @@ def test_a_request_has_a_seed_of_its_own_and_a_group_stands_for_its_content() ->
         (TOKENS, Sampling(4, 7), None, 4),
     ]
     assert len({group_digest(*content) for content in contents}) == len(contents)
+
+
+@pytest.mark.parametrize(
+    ("staleness", "age_max", "version", "expected"),
+    [
+        (3, None, None, VersionRule(staleness=3)),
+        (3, 1, None, VersionRule(staleness=1)),
+        (1, 3, None, VersionRule(staleness=1)),
+        (3, 1, 7, VersionRule(pinned=7, staleness=3)),
+    ],
+)
+def test_a_group_begins_on_no_version_that_is_too_old_to_be_delivered(
+    staleness: int, age_max: int | None, version: int | None, expected: VersionRule
+) -> None:
+    prompts = structs.replace(PROMPTS, rule=VersionRule(staleness=staleness), age_max=age_max)
+    assert prompts.rule_of(version) == expected
+
+
+def test_prompts_of_an_earlier_release_name_no_newest_version() -> None:
+    earlier = msgpack.decode(encode_prompts(PROMPTS))
+    del earlier["newest"]
+    assert decode_prompts(msgpack.encode(earlier)).newest is None

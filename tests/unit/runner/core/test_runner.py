@@ -1,5 +1,6 @@
 """What a runner takes, begins and says; tests/unit/simulator/test_rollouts.py has the rest."""
 
+from array import array
 from typing import Literal
 
 import pytest
@@ -44,6 +45,10 @@ from tensorhub_runner.core.runner_events import (
 ATTEMPT, NEXT = Attempt(1, 1), Attempt(1, 2)
 SAMPLING = Sampling(8, 7)
 TOKEN = b"\1\0\0\0"
+
+
+def tokens(*numbers: int) -> bytes:
+    return array("i", numbers).tobytes()
 
 
 def assigned(
@@ -277,3 +282,20 @@ def test_heartbeats_tell_in_how_many_seconds_the_next_version_is_here_until_it_i
     assert told(WeightsComing(7.5), 20.0) == 7.5
     assert told(WeightsComing(2.5), 30.0) == 2.5
     assert told(WeightsLoaded(2, "root"), 40.0) is None
+
+
+def test_the_rule_of_age_is_of_the_first_token_alone(runner: Runner) -> None:
+    """Begun while one newer version is allowed and none is there; then five come, before and after its first token."""
+    late, made = ATTEMPT, NEXT
+    runner.handle(assigned(late, made, rule=VersionRule(staleness=1), published=(1,)), 0.0)
+    runner.handle(EngineStepped((StepTokens(made, tokens(7, 8), tokens(0, 0)),)), 0.1)
+    runner.handle(HeartbeatAnswered(HeartbeatResult("log", 1, PublishedVersions(2, (1, 2, 3, 4, 5, 6)))), 0.2)
+    runner.handle(EngineStepped(tuple(StepTokens(each, tokens(9), tokens(0)) for each in (late, made))), 0.3)
+    assert runner.held[late].finished == Finished(late, 0, "superseded"), "its first token would be too old"
+    runner.handle(WeightsChanging(), 0.4)
+    assert begun(runner.handle(WeightsLoaded(6, "root-6"), 0.4)) == [made]
+    runner.handle(EngineStepped((StepTokens(made, tokens(10), tokens(0)),)), 0.5)
+    held = runner.held[made]
+    assert array("i", bytes(held.tokens)).tolist() == [7, 8, 9, 10]
+    assert [(run.start, run.version) for run in held.runs] == [(0, 1), (3, 6)]
+    assert held.finished is None

@@ -60,6 +60,10 @@ class PublishedVersions(msgspec.Struct, frozen=True, array_like=True):
         """Tell whether the trainer has gone back behind a version."""
         return any(first <= version <= last for first, last in self.retired)
 
+    def newer_than(self, version: int) -> int:
+        """Return how many versions are newer than this one."""
+        return sum(each > version for each in self.published)
+
 
 class VersionRule(msgspec.Struct, frozen=True, array_like=True):
     """On which versions a request may run: on `pinned` alone, or while at most `staleness` newer ones are published."""
@@ -74,7 +78,7 @@ class VersionRule(msgspec.Struct, frozen=True, array_like=True):
             return False
         if self.pinned is not None:
             return version == self.pinned
-        return sum(each > version for each in versions.published) <= self.staleness
+        return versions.newer_than(version) <= self.staleness
 
 
 class RunEngine(msgspec.Struct, frozen=True, array_like=True):

@@ -31,7 +31,8 @@ class SubmittedPrompts(msgspec.Struct, frozen=True):
 
     `sampling.seed` is the seed of all; each request has its own of it (`request_seed`). `rule.pinned` is None: a group
     names its version itself. `age_max`: how many newer versions may be published when a response is delivered, counted
-    from its oldest token; None: any number.
+    from its oldest token; None: any number. `newest`: the newest published version that the trainer knew of, by which
+    the age of its groups is told; None: it knew of none, or is of an earlier release.
     """
 
     sampling: Sampling
@@ -39,6 +40,18 @@ class SubmittedPrompts(msgspec.Struct, frozen=True):
     prompts: tuple[SubmittedPrompt, ...]
     nonce: str
     age_max: int | None = None
+    newest: int | None = None
+
+    def rule_of(self, version: int | None) -> VersionRule:
+        """Return on which versions a group may begin. `version`: the one that it is for alone.
+
+        It does not begin on one that is older than `age_max` allows: each of its tokens would be made in vain.
+        """
+        if version is not None:
+            return msgspec.structs.replace(self.rule, pinned=version)
+        if self.age_max is None or self.rule.staleness <= self.age_max:
+            return self.rule
+        return msgspec.structs.replace(self.rule, staleness=self.age_max)
 
 
 class StoredTokens(msgspec.Struct, frozen=True, array_like=True):
