@@ -24,6 +24,7 @@ from tensorhub_common.protocol.rollout.messages import (
     AssignResult,
     Finished,
     Frame,
+    HeldAttempt,
     PublishedVersions,
     Report,
     RunnerHeartbeat,
@@ -42,6 +43,7 @@ from tensorhub_rollout.core.leader_events import (
     HeartbeatCame,
     LeaderEffect,
     LeaderInput,
+    LoadPrompt,
     Place,
     PromptLoaded,
     ReportCame,
@@ -251,6 +253,23 @@ def test_the_last_token_of_an_old_response_may_be_here_before_its_age_is_known()
     job.tell(Place(OF, OTHER))
     job.load()
     assert (job.ends, job.tokens, job.discarded()) == ([], [], {"age": TOKENS_MAX})
+
+
+def test_a_new_leader_reads_how_old_what_it_finds_on_an_instance_may_be() -> None:
+    job = Job(staleness=9, age_max=0)
+    attempt = placed(job)
+    fold(job.leader.state, 4, Lead(2, "m"))
+    job.leader = Leader(job.leader.state, "log", LeaderLimits(gather_s=0.0, silence_s=100.0), job.now)
+    job.publish(1)
+    job.beat(RUNNER, 1)
+    said = job.tell(ReportCame(RUNNER, Report("log", 1, (HeldAttempt(OF, attempt, 2, "running"),))))
+    assert LoadPrompt(OF) in said
+    job.made(RUNNER, attempt, 0, [10, 11], 1)
+    job.publish(2)
+    job.load()
+    assert job.leader.requests[OF].void == "age"
+    job.stop(RUNNER, attempt, 2)
+    assert (job.tokens, job.discarded()) == ([], {"age": 2})
 
 
 def test_a_response_for_one_version_alone_does_not_begin_anew_for_its_age() -> None:
