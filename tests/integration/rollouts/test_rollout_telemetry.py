@@ -17,7 +17,7 @@ from tests.kit.scraping import Samples, scraped
 from tests.kit.waiting import until_answer
 from tools.docs.metrics_page import prometheus_name
 
-from tensorhub import Prompt, Sampling
+from tensorhub import Prompt, Sampling, Staleness
 from tensorhub_common.introspection.span_query import CollectedSpans, collect_spans
 from tensorhub_common.observability.metrics import METRICS
 from tensorhub_common.protocol.rollout.questions import WhyAnswer
@@ -137,6 +137,9 @@ async def test_each_process_of_rollouts_shows_what_the_documentation_says_that_i
     assert grown("tensorhub_rollout_responses_total", reason="cancelled") == 1
     assert grown("tensorhub_rollout_response_tokens_total") == 8 * TOKENS
     assert grown("tensorhub_rollout_tokens_total") >= 8 * TOKENS
+    assert grown("tensorhub_rollout_tokens_done_total", age="0") == 8 * TOKENS
+    assert (grown("tensorhub_rollout_response_age_count"), grown("tensorhub_rollout_response_age_sum")) == (8, 0)
+    assert (grown("tensorhub_rollout_group_age_count"), grown("tensorhub_rollout_group_age_sum")) == (2, 0)
     assert after[instances(job, "serving")] == 2
     assert after[requests(job, "ended")] == after[requests(job, "waiting")] == 0
     made = sum(page["tensorhub_runner_tokens_total", frozenset()] for page in shown.values())
@@ -174,6 +177,9 @@ async def test_responses_that_begin_anew_are_counted_with_what_that_costs(job: R
     (response,) = batch.responses
     await batch.done()
     assert set(response.versions) == {2}
+    # It is as new as can be, and its group is of a step before.
+    count = len(response.token_ids)
+    assert batch.staleness == Staleness({0: count}, {0: 1}, {0: 1}, since_submit={1: 1})
     page = await scraped(job.hub, "rollout-0")
     key = ("tensorhub_rollout_tokens_discarded_total", frozenset({("job", job.name), ("why", "restart")}))
     assert page[key] > 0

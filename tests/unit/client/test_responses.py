@@ -18,14 +18,14 @@ PUBLISHED = (1, 2, 4, 7)
 ENGINE = messages.RunEngine("torch", "torch 2.9", "float64", is_exact=True)
 
 
-def response(group: str, *runs: tuple[int, int]) -> Response:
-    """Return a response with runs of (version, number of tokens)."""
+def response(group: str, *runs: tuple[int, int], newest: int | None = None) -> Response:
+    """Return a response with runs of (version, number of tokens). `newest`: the newest one when it was submitted."""
     stored, at = list[TokenRun](), 0
     for version, count in runs:
         stored.append(TokenRun(at, version, f"root-{version}", "runner-0", Attempt(1, 1), engine=ENGINE))
         at += count
     ended = EndedRequest(RequestId(1, 0), 2, group, 0, 4, 0, "prompts", 0, "stop", at)
-    prompts = SubmittedPrompts(Sampling(8, 7), VersionRule(), (SubmittedPrompt(b""),), "nonce")
+    prompts = SubmittedPrompts(Sampling(8, 7), VersionRule(), (SubmittedPrompt(b""),), "nonce", newest=newest)
     tokens = StoredTokens(bytes(4 * at), bytes(4 * at), tuple(stored)) if at else None
     return response_of(ended, prompts, tokens, PUBLISHED)
 
@@ -60,3 +60,17 @@ def test_a_batch_says_how_old_its_tokens_responses_and_groups_are() -> None:
         tokens={0: 5, 1: 3, 3: 3}, responses={0: 1, 1: 1, 3: 1}, groups={1: 1, 3: 1}
     )
     assert staleness_of([]) == Staleness({}, {}, {})
+
+
+def test_a_batch_says_how_many_versions_were_published_since_its_groups_were_submitted() -> None:
+    """Versions 1, 2, 4 and 7 are published. What waited for a place made its tokens on newer ones."""
+    batch = [
+        *(response("a", (7, 3), newest=1), response("a", (4, 1), newest=1)),
+        response("b", (7, 3), newest=7),
+        response("c", (7, 3), newest=2),
+        response("d", (7, 3), newest=3),
+        response("not known", (7, 1)),
+        response("without a token", newest=1),
+    ]
+    assert [each.since_submit for each in batch] == [3, 3, 0, 2, 2, None, 3]
+    assert staleness_of(batch).since_submit == {0: 1, 2: 2, 3: 1}

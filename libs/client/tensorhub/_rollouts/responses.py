@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -78,6 +78,9 @@ class Response:
     """Of its prompt."""
     age: int
     """How many newer versions are published than that of its oldest token, as of its delivery."""
+    since_submit: int | None = None
+    """How many versions were published from its submission to its delivery; None: not known. Where a trainer publishes
+    one a step, these are steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,24 +88,31 @@ class Staleness:
     """How old what a batch has is, in versions: by age, how many tokens, responses and groups have it.
 
     The age of a token is how many newer versions were published when its response was delivered. That of a response is
-    the age of its oldest token, and that of a group the age of its oldest response in the batch.
+    the age of its oldest token, and that of a group the age of its oldest response in the batch. `since_submit` counts
+    groups by how many versions were published between their submission and their delivery: in it is also how long
+    they waited. A group of which that is not known is left out there.
     """
 
     tokens: dict[int, int]
     responses: dict[int, int]
     groups: dict[int, int]
+    since_submit: dict[int, int] = field(default_factory=dict)
 
 
 def staleness_of(responses: Iterable[Response]) -> Staleness:
     """Count ages. A response without a token has none."""
-    tokens, ages, groups = Counter[int](), Counter[int](), dict[str, int]()
+    tokens, ages, groups, waited = Counter[int](), Counter[int](), dict[str, int](), dict[str, int]()
     for each in responses:
         for run in each.runs:
             tokens[run.age] += run.end - run.start
-        if each.runs:
-            ages[each.age] += 1
-            groups[each.group] = max(each.age, groups.get(each.group, 0))
-    return Staleness(*(dict(sorted(each.items())) for each in (tokens, ages, Counter(groups.values()))))
+        if not each.runs:
+            continue
+        ages[each.age] += 1
+        groups[each.group] = max(each.age, groups.get(each.group, 0))
+        if each.since_submit is not None:
+            waited[each.group] = each.since_submit
+    counted = (tokens, ages, Counter(groups.values()), Counter(waited.values()))
+    return Staleness(*(dict(sorted(each.items())) for each in counted))
 
 
 def engine_of(sent: messages.RunEngine) -> RunEngine:
@@ -136,6 +146,7 @@ def response_of(
         sampling=sampling_of(prompts.sampling),
         metadata=msgspec.json.decode(prompt.metadata) if prompt.metadata else None,
         age=max((run.age for run in runs), default=0),
+        since_submit=None if prompts.newest is None else _newer(prompts.newest, published),
     )
 
 
@@ -150,12 +161,16 @@ def _runs(stored: StoredTokens, count: int, published: tuple[int, ...]) -> tuple
             run.instance,
             _pair(run.attempt),
             run.kv,
-            sum(each > run.version for each in published),
+            _newer(run.version, published),
             None if run.engine is None else engine_of(run.engine),
         )
         for run, end in zip(stored.runs, ends, strict=True)
         if run.start < end
     )
+
+
+def _newer(version: int, published: tuple[int, ...]) -> int:
+    return sum(each > version for each in published)
 
 
 def _pair(attempt: Attempt) -> tuple[int, int]:

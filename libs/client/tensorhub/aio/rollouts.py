@@ -171,6 +171,9 @@ class AsyncRollouts(NotCopyable):
         self._store: PayloadStore | None = None
         self._prompts: OrderedDict[str, SubmittedPrompts] = OrderedDict()
         self._published: tuple[int, ...] = ()
+        """The versions that are published, as far as is known here."""
+        self._newest: int | None = None
+        """The newest of them; it is told more often than all of them."""
         self._is_closed = False
         self._shards = shards
         self._clock = SeedingClock()
@@ -189,7 +192,7 @@ class AsyncRollouts(NotCopyable):
         nonce = secrets.token_hex(8)
         attach = Attach(self.name, self.model, self.epoch, nonce, self._policy)
         self._attachment = self._seq = await self._manager.append(attach, f"attach-{nonce}", deadline)
-        await self._manager.outcome(OutcomeQuestion(self._seq), deadline)
+        self._newest = (await self._manager.outcome(OutcomeQuestion(self._seq), deadline)).newest
 
     # ------------------------------------------------------------------------------------------ submitting
 
@@ -255,7 +258,10 @@ class AsyncRollouts(NotCopyable):
             given = given[len(part) :]
             async with self._saying:
                 nonce = f"{self._attachment}.{self._n + 1}"
-                submitted = SubmittedPrompts(drawn, self._rule, tuple(each for _, each in part), nonce, self._age_max)
+                self._note_published()
+                submitted = SubmittedPrompts(
+                    drawn, self._rule, tuple(each for _, each in part), nonce, self._age_max, self._newest
+                )
                 entries = tuple(
                     GroupSubmitted(
                         id=f"_{nonce}.{index}" if prompt.id is None else prompt.id,
@@ -395,11 +401,12 @@ class AsyncRollouts(NotCopyable):
             # The answer to a question that waits until the deadline comes a moment after it.
             answer = await self._manager.ready(question, deadline + READY_GRACE_S)
             instances = answer.instances
-            self._published = answer.published
+            self._published, self._newest = answer.published, max(answer.published, default=None)
             collector.take(answer)
 
     async def _batch(self, picked: list[EndedRequest]) -> AsyncBatch:
         """Read the tokens of responses, each payload once."""
+        self._note_published()
         stored: dict[str, tuple[StoredTokens, ...]] = {}
         store, job = await self._payloads(), self._manager.job
         responses = []
@@ -472,6 +479,13 @@ class AsyncRollouts(NotCopyable):
         held = (each.version for each in self._shards() if each.model == self.model)
         return next((version for version in held if version is not None), None)
 
+    def _note_published(self) -> None:
+        """Count what this process has published since the manager's last answer."""
+        local = self._local_version()
+        if local is not None and local > max(self._published, default=-1):
+            self._published = (*self._published, local)
+        self._newest = max((each for each in (local, self._newest) if each is not None), default=None)
+
     # ------------------------------------------------------------------------------------------ the rest
 
     async def status(self, *, timeout_s: float = 5) -> RolloutStatus:
@@ -504,7 +518,9 @@ class AsyncRollouts(NotCopyable):
         by = SdkSender(self._attachment, self._n)
         seq = await self._manager.append(entry_by(by), f"attachment-{self._attachment}-{self._n}", deadline, cause)
         self._seq = max(self._seq, seq)
-        return await self._manager.outcome(OutcomeQuestion(seq, self._attachment, by.n), deadline)
+        answer = await self._manager.outcome(OutcomeQuestion(seq, self._attachment, by.n), deadline)
+        self._newest = answer.newest if answer.newest is not None else self._newest
+        return answer
 
     async def _payloads(self) -> "PayloadStore":
         if self._store is None:

@@ -1,8 +1,8 @@
 """The metrics of the hub: one table of them, and how a service gives them their values.
 
 A value is read when a scrape or push asks for it: a service hands over a function for each of its metrics, which is
-called at each scrape or push, in a thread of its own. So a metric costs nothing between them. Only durations are
-recorded as they occur, once for each read or plan.
+called at each scrape or push, in a thread of its own. So a metric costs nothing between them. Only durations and ages
+are recorded as they occur, once for each read, plan or response.
 
 Always true: a metric that is not in the table can't be given values, and docs/operate/metrics.md is written from the
 table.
@@ -10,7 +10,7 @@ table.
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, Protocol
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
@@ -23,6 +23,7 @@ Sample = tuple[float, Mapping[str, str]]
 """A number and the labels that tell it from the metric's others."""
 ReadSamples = Callable[[], Iterable[Sample]]
 
+VERSIONS_BUCKETS: Final = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0)
 SECONDS_BUCKETS: Final = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 _log: Final = logging.getLogger(__name__)
@@ -279,6 +280,31 @@ _ROWS: Final = (
     ),
     Metric(
         "rollout",
+        "tensorhub.rollout.tokens.done",
+        "counter",
+        "{token}",
+        "Tokens of responses that are done, by how many newer versions were published then, 16 and more as 16. "
+        "What ended before this manager led is left out, here and in the next two.",
+        ("job", "age"),
+    ),
+    Metric(
+        "rollout",
+        "tensorhub.rollout.response.age",
+        "histogram",
+        "{version}",
+        "Of each response that is done: how many newer versions than that of its oldest token were published then.",
+        ("job",),
+    ),
+    Metric(
+        "rollout",
+        "tensorhub.rollout.group.age",
+        "histogram",
+        "{version}",
+        "Of each group: how many versions were published from its submission until all of its responses were done.",
+        ("job",),
+    ),
+    Metric(
+        "rollout",
         "tensorhub.rollout.tokens.discarded",
         "counter",
         "{token}",
@@ -412,12 +438,20 @@ def observe(meter: Meter, name: str, read: ReadSamples) -> None:
     make(row.name, callbacks=[callback], unit=row.unit, description=row.meaning)
 
 
-def recorder(meter: Meter, name: str) -> Callable[[float], None]:
-    """Return what records a duration."""
+class Record(Protocol):
+    """Records a number, with the labels that tell it from the metric's others."""
+
+    def __call__(self, amount: float, attributes: Mapping[str, str] | None = None, /) -> None:
+        """Record it."""
+
+
+def recorder(meter: Meter, name: str) -> Record:
+    """Return what records a duration, or an age in versions."""
     row = METRICS[name]
     assert row.kind == "histogram", f"{name} is read, not recorded"
+    buckets = SECONDS_BUCKETS if row.unit == "s" else VERSIONS_BUCKETS
     histogram = meter.create_histogram(
-        row.name, unit=row.unit, description=row.meaning, explicit_bucket_boundaries_advisory=SECONDS_BUCKETS
+        row.name, unit=row.unit, description=row.meaning, explicit_bucket_boundaries_advisory=buckets
     )
     return histogram.record
 

@@ -44,6 +44,7 @@ def watch(manager: RolloutManager, meter: Meter | None = None) -> None:
     of_parts("tensorhub.rollout.requests", _requests)
     of_parts("tensorhub.rollout.instances", _instances)
     of_parts("tensorhub.rollout.responses", lambda job: _by("reason", job.counts.responses))
+    of_parts("tensorhub.rollout.tokens.done", _done_by_age)
     of_parts("tensorhub.rollout.tokens.discarded", lambda job: _by("why", job.counts.discarded(job.leader)))
     of_jobs("tensorhub.rollout.response.tokens", lambda job: job.counts.response_tokens)
     of_jobs("tensorhub.rollout.tokens", lambda job: job.counts.tokens(job.leader))
@@ -70,6 +71,11 @@ def _instances(job: RolloutJob) -> Iterator[Sample]:
     found = Counter((each.model, state_of(each)) for each in instances)
     for (model, state), count in found.items():
         yield count, {"model": model, "state": state}
+
+
+def _done_by_age(job: RolloutJob) -> Iterator[Sample]:
+    for age, count in list(job.ages.tokens.items()):
+        yield count, {"age": str(age)}
 
 
 def _by(label: str, counts: Mapping[str, int] | Mapping[DiscardReason, int]) -> Iterator[Sample]:

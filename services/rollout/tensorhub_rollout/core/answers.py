@@ -52,6 +52,13 @@ def answer_outcome(state: RolloutState, recent: Mapping[int, Outcome], question:
             return OutcomeAnswer(None, "", epoch)
 
 
+def newest_of(state: RolloutState, question: OutcomeQuestion, versions: Mapping[str, PublishedVersions]) -> int | None:
+    """Return the newest version of the asking consumer's model. `versions`: by model."""
+    consumer = _consumer_of(state, question.attachment or question.seq)
+    known = None if consumer is None else versions.get(consumer.model)
+    return None if known is None else max(known.published, default=None)
+
+
 def _remembered(consumer: Consumer | None, question: OutcomeQuestion, epoch: int) -> OutcomeAnswer:
     """Say what the state remembers of an entry."""
     if consumer is None:

@@ -231,6 +231,7 @@ class Leader:
         assert self.responses.keys() <= open_
         assert {of for of in open_ if of in self.waiting} == {of for of in open_ if self.requests[of].is_waiting}
         self.pinned.check(open_)
+        assert self._submitted_in.keys() <= self.state.submissions.keys()
         assert len(self.waiting) == sum(each.is_waiting for each in self.requests.values())
         assert self._asked == {each.attempt: each for each in self.placements.values() if each.asked_at is not None}
         live = {each.placement.attempt for each in self.requests.values() if each.placement is not None}
@@ -456,7 +457,7 @@ class Leader:
         if request is None or request.placement is None:
             return
         placement = request.placement
-        request.age_max = event.age_max
+        request.age_max, request.newest = event.age_max, event.newest
         if event.rule.pinned is None:
             self._rules[request.model] = event.rule
         if placement.state is AttemptState.PREPARED:
@@ -789,9 +790,15 @@ class Leader:
                 for of in gone:
                     self.lengths.ended(of)
                     self._close(of)
+                if isinstance(event.outcome, Attached):
+                    # Of an earlier epoch all is gone, what had ended too.
+                    for seq in self._submitted_in.keys() - self.state.submissions.keys():
+                        del self._submitted_in[seq]
             case Acknowledged(requests=done):
                 for of in done:
                     self.ended.pop(of, None)
+                    if of.submission not in self.state.submissions:
+                        self._submitted_in.pop(of.submission, None)
             case _:
                 pass
 

@@ -209,6 +209,8 @@ class OpenRequest:
     restarts: int = 0
     age_max: int | None = None
     """How many newer versions may be published when it is delivered; None: any number, or not read yet."""
+    newest: int | None = None
+    """The newest version when it was submitted; None: not known, or not read yet."""
     void: DiscardReason | None = None
     """Why its tokens count for nothing once its attempt is stopped; None: they count."""
     ending: RequestEnded | None = None

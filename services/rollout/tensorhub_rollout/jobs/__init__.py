@@ -2,5 +2,5 @@
 
 `app` imports it. It imports `core` and `policy`, and decides nothing itself.
 
-Seams: `response_spans`.
+Seams: `ages`, `response_spans`.
 """

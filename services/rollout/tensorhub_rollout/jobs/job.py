@@ -16,6 +16,8 @@ from contextlib import aclosing, suppress
 from functools import partial
 from typing import Final, NoReturn
 
+from msgspec.structs import replace
+
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import UNCERTAIN, BlobMissing, LogGap
 from tensorhub_common.errors import IntegrityError, RolloutUnavailable, TensorHubError
@@ -25,6 +27,7 @@ from tensorhub_common.jetstream.rollout_log import RolloutLog, RolloutLogEntry
 from tensorhub_common.machine import Tick
 from tensorhub_common.observability.logs import logger
 from tensorhub_common.protocol.rollout.entries import Lead, RequestId
+from tensorhub_common.protocol.rollout.messages import PublishedVersions
 from tensorhub_common.protocol.rollout.questions import (
     OutcomeAnswer,
     OutcomeQuestion,
@@ -37,7 +40,7 @@ from tensorhub_common.protocol.rollout.questions import (
     WhyQuestion,
 )
 from tensorhub_common.runtime.supervision import Supervisor, log_only
-from tensorhub_rollout.core.answers import answer_outcome, answer_ready, has_ready
+from tensorhub_rollout.core.answers import answer_outcome, answer_ready, has_ready, newest_of
 from tensorhub_rollout.core.decisions import Decisions, PolicyLimits
 from tensorhub_rollout.core.fold import fold
 from tensorhub_rollout.core.leader import Leader, LeaderLimits
@@ -64,6 +67,7 @@ from tensorhub_rollout.core.outcomes import Leads, Outcome
 from tensorhub_rollout.core.state import RolloutState
 from tensorhub_rollout.core.status import status_of
 from tensorhub_rollout.core.why import why_of
+from tensorhub_rollout.jobs.ages import ResponseAges
 from tensorhub_rollout.jobs.counts import RolloutCounts
 from tensorhub_rollout.jobs.entry_writer import EntryWriter
 from tensorhub_rollout.jobs.payload_reader import PayloadReader
@@ -121,6 +125,7 @@ class RolloutJob:
         self.payload_bytes_max = 0
         """How much payloads may take, as it was last seen while this manager led; 0: not known, or any number."""
         self._spans = ResponseSpans()
+        self.ages = ResponseAges(job)
         self._snapshots = RolloutSnapshots(bus, self._log)
         self._snapshot_maker = SnapshotMaker(self._snapshots)
         self._removal = PayloadRemoval(job, self._store, self._payloads, lambda: self.state)
@@ -168,6 +173,7 @@ class RolloutJob:
             self._recent.popitem(last=False)
         # Before the leader forgets what has ended.
         self._spans.take(self.leader, stored, folded.outcome)
+        self.ages.take(self.leader, folded.outcome)
         if isinstance(folded.outcome, Leads):
             self._led(folded.outcome)
         elif self.leader is not None:
@@ -242,6 +248,7 @@ class RolloutJob:
             return
         _log.info("stands down", job=self.name, term=self.leader.term)
         self.counts.end(self.leader)
+        self.ages.forget()
         self.leader = self._writer = None
         self._leading.cancel()
         for outbox in self._outboxes.values():
@@ -398,7 +405,8 @@ class RolloutJob:
     async def outcome(self, question: OutcomeQuestion) -> OutcomeAnswer:
         """Say what became of an entry. Raises `RolloutUnavailable` where it is not folded within `FOLD_S_MAX`."""
         await self._reach(question.seq)
-        return answer_outcome(self.state, self._recent, question)
+        newest = newest_of(self.state, question, self._published())
+        return replace(answer_outcome(self.state, self._recent, question), newest=newest)
 
     async def ready(self, question: ReadyQuestion) -> ReadyAnswer:
         """Say what has ended. Raises `RolloutUnavailable` where the entry is not folded within `FOLD_S_MAX`."""
@@ -406,8 +414,10 @@ class RolloutJob:
         await self._wait_folded(lambda: not has_ready(self.state, question), question.wait_s)
         leader = self.leader
         serving, is_full = ({}, False) if leader is None else (leader.fleet.serving(), leader.is_full())
-        versions = {model: seen.versions for model, seen in self._versions.seen.items()}
-        return answer_ready(self.state, question, serving, versions, is_full=is_full)
+        return answer_ready(self.state, question, serving, self._published(), is_full=is_full)
+
+    def _published(self) -> dict[str, PublishedVersions]:
+        return {model: seen.versions for model, seen in self._versions.seen.items()}
 
     async def seeding(self, question: SeedingQuestion) -> SeedingAnswer:
         """Say how long to seed. Raises `RolloutUnavailable` where this manager doesn't lead."""

@@ -41,6 +41,8 @@ class OutcomeAnswer(msgspec.Struct, frozen=True, tag="outcome"):
     """Of the consumer."""
     known: tuple[str, ...] = ()
     """Ids of groups of a `submit` that stood before it."""
+    newest: int | None = None
+    """The newest published version of the consumer's model; None: the manager knows of none."""
 
 
 class ReadyQuestion(msgspec.Struct, frozen=True):
