@@ -39,7 +39,11 @@ if TYPE_CHECKING:
     from tensorhub_common.protocol.queries import ReplicaInfo as ReplicaInfo
     from tensorhub_common.protocol.queries import ShardInfo as ShardInfo
     from tensorhub_common.protocol.queries import VersionInfo as VersionInfo
+    from tensorhub_common.protocol.rollout.questions import AttemptWhy as AttemptWhy
+    from tensorhub_common.protocol.rollout.questions import ExpectedLength as ExpectedLength
+    from tensorhub_common.protocol.rollout.questions import RequestWhy as RequestWhy
     from tensorhub_common.protocol.rollout.questions import RolloutStatus as RolloutStatus
+    from tensorhub_common.protocol.rollout.questions import WhyAnswer as WhyAnswer
     from tensorhub_common.protocol.worker import ReadReport as ReadReport
     from tensorhub_common.protocol.worker import SourceReport as SourceReport
 
@@ -51,12 +55,15 @@ _MODULES = {
     "AsyncHub": "tensorhub.aio.hub",
     "AsyncRollouts": "tensorhub.aio.rollouts",
     "AsyncShard": "tensorhub.aio.shard",
+    "AttemptWhy": "tensorhub_common.protocol.rollout.questions",
     "Batch": "tensorhub.sync.rollouts",
+    "ExpectedLength": "tensorhub_common.protocol.rollout.questions",
     "Hub": "tensorhub.sync.hub",
     "Part": "tensorhub_common.layout.parts",
     "Prompt": "tensorhub._rollouts.prompts",
     "ReadReport": "tensorhub_common.protocol.worker",
     "ReplicaInfo": "tensorhub_common.protocol.queries",
+    "RequestWhy": "tensorhub_common.protocol.rollout.questions",
     "Response": "tensorhub._rollouts.responses",
     "RolloutStatus": "tensorhub_common.protocol.rollout.questions",
     "Rollouts": "tensorhub.sync.rollouts",
@@ -71,6 +78,7 @@ _MODULES = {
     "TokenRun": "tensorhub._rollouts.responses",
     "VersionInfo": "tensorhub_common.protocol.queries",
     "Watched": "tensorhub._control.watch",
+    "WhyAnswer": "tensorhub_common.protocol.rollout.questions",
     "connect": "tensorhub.sync.hub",
     "connect_async": "tensorhub.aio.hub",
 }

@@ -17,6 +17,7 @@ from tests.kit.scraping import Samples, scraped
 from tests.kit.waiting import until_answer
 from tools.docs.metrics_page import prometheus_name
 
+import tensorhub
 from tensorhub import Prompt, Sampling, Staleness
 from tensorhub_common.introspection.span_query import CollectedSpans, collect_spans
 from tensorhub_common.observability.metrics import METRICS
@@ -227,6 +228,17 @@ async def test_why_tells_of_an_open_and_of_an_ended_response_until_it_is_done(jo
         assert 0 <= attempt.first_token_s <= attempt.lasted_s == attempt.placed_s_ago
         assert each.expected is not None
         assert 0 < each.tokens <= each.expected.median <= each.expected.p90
+    asked = await rollouts.why("p-5", 1)
+    assert isinstance(asked, tensorhub.WhyAnswer)
+    assert [(each.consumer, each.index, each.state) for each in asked.requests] == [("why", 1, "executing")]
+    assert asked.requests[0].attempts[0].reason == answer.requests[1].attempts[0].reason
+    assert len((await rollouts.why("p-5")).requests) == 2
+    with pytest.raises(tensorhub.BadCommand, match="has no group 'p-77': not done yet are p-5"):
+        await rollouts.why("p-77")
+    with pytest.raises(tensorhub.BadCommand, match="responses 0 to 1, and no 2"):
+        await rollouts.why("p-5", 2)
+    with pytest.raises(tensorhub.BadCommand, match="index=-1 is not possible: take a whole number from 0"):
+        await rollouts.why("p-5", -1)
     reasons = {each.index: each.attempts[0].reason for each in answer.requests}
     code, shown, _ = await job.hub.command("rollouts", "why", "p-5", "1", "--job", job.name)
     assert code == 0

@@ -52,11 +52,14 @@ from tensorhub_common.protocol.rollout.payloads import (
 )
 from tensorhub_common.protocol.rollout.questions import (
     WAIT_S_MAX,
+    WHY_INDEX_MAX,
     EndedRequest,
     OutcomeAnswer,
     OutcomeQuestion,
     ReadyQuestion,
     RolloutStatus,
+    WhyAnswer,
+    WhyQuestion,
 )
 from tensorhub_common.protocol.spans import SUBMIT
 
@@ -500,6 +503,29 @@ class AsyncRollouts(NotCopyable):
         self._check_open()
         deadline = asyncio.get_running_loop().time() + arguments.seconds("timeout_s", timeout_s)
         return await self._manager.ask("status", None, RolloutStatus, deadline)
+
+    async def why(self, group: str, index: int | None = None, *, timeout_s: float = 5) -> WhyAnswer:
+        """Return what a group's responses wait for, how long they are expected to be, and why each is where it is.
+
+        Groups of this name of the job's other consumers are told too. Of what is done nothing is known any more.
+
+        Examples:
+            >>> (response,) = (await rollouts.why("p-17", 3)).requests
+            >>> print(response.state, response.waits_for, [each.reason for each in response.attempts])
+
+        Args:
+            group: Its id, as `submit` returned it.
+            index: One response of it alone; None: all, the first 64 of them.
+            timeout_s: The bound in seconds.
+
+        Raises:
+            BadCommand: There is no such group, or no such response in it.
+            RolloutUnavailable: No manager answered within the bound.
+        """
+        self._check_open()
+        number = None if index is None else _whole("index", index, 0, WHY_INDEX_MAX)
+        deadline = asyncio.get_running_loop().time() + arguments.seconds("timeout_s", timeout_s)
+        return await self._manager.ask("why", WhyQuestion(group, number), WhyAnswer, deadline)
 
     async def close(self) -> None:
         """Detach. Work goes on; what is not done comes to the next trainer that attaches to the name."""

@@ -77,6 +77,9 @@ class Rollouts(NotCopyable):
     status = blocking(AsyncRollouts.status)
     """Return consumers, instances and queue; see `AsyncRollouts.status`."""
 
+    why = blocking(AsyncRollouts.why)
+    """Return what a group's responses wait for, and why each was placed where it was; see `AsyncRollouts.why`."""
+
     close = blocking(AsyncRollouts.close)
     """Detach; see `AsyncRollouts.close`."""
 
