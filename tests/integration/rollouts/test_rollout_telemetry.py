@@ -107,6 +107,7 @@ async def test_a_response_is_listed_and_drawn_by_the_command(job: RolloutJob) ->
     assert (names[0], names[1]) == ("response", "SPAN")
     assert {"submit", "response", "attempt", "store", "delivery"} <= set(names)
     assert f"tokens 0 to {TOKENS} on version 1" in drawn
+    assert "  placed: " in drawn, "the policy says why"
 
 
 async def test_each_process_of_rollouts_shows_what_the_documentation_says_that_it_has(job: RolloutJob) -> None:

@@ -110,6 +110,7 @@ def one_moved_response() -> list[FinishedSpan]:
     story.add(64, None, "response", "rollout rollout-0", -30, 900, about=whole, links=(link,))
     story.add(65, 64, "queue", "rollout rollout-0", -30, 0)
     first: About = {"instance": "runner-0", "tokens_from": 0, "tokens": 40, "versions": ("11",), "end": "lost"}
+    first |= {"why": "done soonest there", "withdrawn_why": "runner-1 is done 3.2 s sooner with it"}
     gone = "runner-0 was lost: it was silent for 0.5 s"
     story.add(66, 64, "attempt", "rollout rollout-0", 0, 500, about={**first, "first_token_s": 0.05}, error=gone)
     second: About = {"instance": "runner-1", "tokens_from": 40, "tokens": 56, "versions": ("11", "12")}

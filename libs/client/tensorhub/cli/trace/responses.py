@@ -1,5 +1,6 @@
 """The words of `tensorhub trace` about responses of rollouts. Pure."""
 
+from collections.abc import Iterator
 from typing import Final
 
 from tensorhub_common.protocol.spans import FinishedSpan
@@ -48,6 +49,14 @@ def attempt_account(span: FinishedSpan) -> str:
     began = get("tensorhub.first_token_s")
     after = f", the first after {began} s" if began is not None else ""
     return f"{get('tensorhub.instance', '?')}: {made}{after}; {get('tensorhub.end', 'no end')}"
+
+
+def attempt_reasons(span: FinishedSpan) -> Iterator[str]:
+    """Yield why an attempt was placed where it was, and why it was taken from there, as far as its policy said so."""
+    for what, name in (("placed", "tensorhub.why"), ("taken away", "tensorhub.withdrawn_why")):
+        why = span.attributes.get(name)
+        if why:
+            yield f"{what}: {why}"
 
 
 def _whole(span: FinishedSpan, name: str) -> int:

@@ -12,7 +12,7 @@ from typing import Final
 from rich.text import Text
 
 from tensorhub.cli.output import size
-from tensorhub.cli.trace.responses import attempt_account
+from tensorhub.cli.trace.responses import attempt_account, attempt_reasons
 from tensorhub.cli.trace.span_tree import Node, forest, rows
 from tensorhub_common.protocol.spans import ATTEMPT, QUEUE, RESPONSE, SUBMIT, TRANSFER, Attribute, FinishedSpan
 
@@ -143,7 +143,8 @@ class _Sheet:
 
     def notes(self, depth: int, span: FinishedSpan) -> list[Text]:
         """What else is to be said of a span, on lines of its own below it."""
-        said = [(text, "dim") for text in (_account(span),) if text]
+        reasons = attempt_reasons(span) if span.name == ATTEMPT else ()
+        said = [(text, "dim") for text in (_account(span), *reasons) if text]
         said += [(text, "red") for text in (trouble(span),) if text]
         indent = min(2 * depth + 2, self.width // 3) * " "
         return [
