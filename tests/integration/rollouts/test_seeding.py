@@ -17,7 +17,7 @@ from tests.kit.waiting import until, until_answer
 
 import tensorhub
 from tensorhub import Prompt, Sampling
-from tensorhub.aio.seeding import UNTIMED_S_MAX, Seeding
+from tensorhub.aio.seeding import Seeding
 from tensorhub_common.protocol.rollout.entries import PolicyName
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.long]
@@ -118,8 +118,9 @@ async def test_without_another_instance_the_trainers_engine_makes_everything(
         monkeypatch.setenv("FAKE_STEP_S", "0.005")
         module = torch.nn.Module()
         module.register_parameter(WEIGHT, torch.nn.Parameter(alone.weights.tensors[WEIGHT], requires_grad=False))
-        async with asyncio.timeout(WAIT_S), rollouts.seeding(FakeEngine(8, module, "trainer"), initial_s=0.0):
-            pass
+        own = FakeEngine(8, module, "trainer")
+        async with asyncio.timeout(WAIT_S), rollouts.seeding(own, initial_s=0.0) as seeding:
+            assert seeding.seconds is None, "it has no time, whatever is learnt"
         assert check(await taken(rollouts), groups) == {"trainer"}
         await rollouts.close()
 
@@ -205,7 +206,7 @@ async def test_the_manager_ends_a_seeding_once_the_others_are_in_time(
         groups = await submit_to_both(rollouts, seeding, "w2.")
     # To the end of its responses it would have taken minutes.
     assert not slow.has_work
-    assert seeding.seconds == UNTIMED_S_MAX
+    assert seeding.seconds is None, "the manager has said when it was enough"
     instances = check(await taken(rollouts), groups)
     assert len(instances) == 2
     await rollouts.close()

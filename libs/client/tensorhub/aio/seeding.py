@@ -96,7 +96,10 @@ class Seeding:
                 f"{type(engine).__name__} has no {arguments.listed(missing)}"
             )
         self.seconds: float | None = None if seconds is None else arguments.seconds("seconds", seconds)
-        """How long the engine generates at most, counted from the beginning; before it, None where it is learnt."""
+        """How long the engine generates at most, counted from the beginning.
+
+        None: until the manager says that it is enough, or nothing is left to do. Before the block also: as is learnt.
+        """
         self._initial_s = arguments.seconds("initial_s", initial_s)
         self._gain = arguments.seconds("gain", gain)
         if not self._gain:
@@ -159,7 +162,7 @@ class Seeding:
         clock.begin_step(version)
         if self.seconds is None:
             is_timed = answer.has_others and not answer.is_watched
-            self.seconds = answer.state.seed_s if is_timed else UNTIMED_S_MAX
+            self.seconds = answer.state.seed_s if is_timed else None
         make = importlib.import_module(_INSTANCE).LocalInstance
         bus = await trainer.registry.bus(max(0.0, deadline - loop.time()))
         instance: LocalInstance = make(bus, trainer.manager.job, trainer.model, self._engine)
@@ -180,11 +183,11 @@ class Seeding:
         """
         instance, loop = self._instance, asyncio.get_running_loop()
         assert instance is not None
-        assert self.seconds is not None
+        seconds = UNTIMED_S_MAX if self.seconds is None else self.seconds
         try:
             if kind is None:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout_at(self._began_at + self.seconds):
+                    async with asyncio.timeout_at(self._began_at + seconds):
                         await instance.wait_enough(IDLE_S, FIRST_S)
         finally:
             try:
