@@ -4,10 +4,11 @@ Invariant: no group begins while payloads, with the largest size of the groups t
 than their share of the room. A group that has begun finishes.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 
 from tensorhub_common.protocol.rollout.messages import TOKEN_BYTES
-from tensorhub_rollout.core.state import RolloutState
+from tensorhub_rollout.core.state import Group, RolloutState
 
 GroupId = tuple[int, int]
 """A group, as (submission, index of the group)."""
@@ -36,6 +37,32 @@ class Admission:
                 self._reserve(group)
             self._judge()
 
+    def open_requests(self) -> tuple[Counter[str], Counter[str]]:
+        """Return how many requests are open by model, and how many of them have begun or have room to begin."""
+        state = self._state
+        open_ = Counter[str]()
+        for each in state.consumers.values():
+            open_[each.model] += each.open
+        if not self.payload_bytes_max:
+            return open_, open_
+        may_run = Counter[str]()
+        others = list[tuple[str, Group]]()
+        left = self._share_max * self.payload_bytes_max - state.payload_bytes
+        for seq, submission in state.submissions.items():
+            model = state.consumers[submission.consumer].model
+            for index, group in submission.groups.items():
+                if (seq, index) not in self.begun:
+                    others.append((model, group))
+                    continue
+                may_run[model] += group.open
+                left -= _bytes_max(group)
+        for model, group in others:
+            if left < 0:
+                break
+            may_run[model] += group.open
+            left -= _bytes_max(group)
+        return open_, may_run
+
     def admit(self, group: GroupId) -> bool:
         """Count a group as begun where there is room for it, and tell whether it has begun."""
         if not self.payload_bytes_max or group in self.begun:
@@ -52,8 +79,13 @@ class Admission:
         if at not in self.begun:
             self.begun.add(at)
             group = self._state.submissions[at[0]].groups[at[1]]
-            self._reserved_bytes += 2 * TOKEN_BYTES * group.tokens_max * group.open
+            self._reserved_bytes += _bytes_max(group)
 
     def _judge(self) -> None:
         used = self._state.payload_bytes + self._reserved_bytes
         self.is_held_back = used > self._share_max * self.payload_bytes_max
+
+
+def _bytes_max(group: Group) -> int:
+    """Return the largest size of what is open of a group: tokens and their log-probabilities."""
+    return 2 * TOKEN_BYTES * group.tokens_max * group.open

@@ -125,14 +125,15 @@ class Decisions:
         self, leader: Leader, question: SeedingQuestion, root_of: Callable[[str, int], str], now: float
     ) -> SeedingAnswer:
         """Say how long a trainer is to seed, and learn from its last step. `root_of` a model and version."""
-        consumers = (each for each in leader.state.consumers.values() if each.attachment == question.attachment)
-        model = next((each.model for each in consumers), None)
+        consumers = leader.state.consumers.items()
+        asking = ((name, each.model) for name, each in consumers if each.attachment == question.attachment)
+        consumer, model = next(asking, ("", None))
         is_watched = model is not None and self._watches_seeding(leader, model)
         answer = answer_seeding(leader.state, question, leader.meter, root_of, is_watched=is_watched)
         state = answer.state
         if model is None or state is None or state.version < 0:
             return answer
-        self._size.learnt(state.remote_max, now)
+        self._size.learnt(model, consumer, state.remote_max, now)
         watch = self._seeding.setdefault(model, SeedingWatch())
         if question.state is None or state.version > question.state.version:
             meter = leader.meter(model)

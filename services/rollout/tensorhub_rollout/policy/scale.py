@@ -41,25 +41,34 @@ class ScaleWish(msgspec.Struct, frozen=True):
 
 
 def wish(
-    state: ScaleState, open_: int, batch: int, cap: int | None, limits: ScaleLimits, now: float
+    state: ScaleState,
+    open_: int,
+    batch: int,
+    cap: int | None,
+    limits: ScaleLimits,
+    now: float,
+    *,
+    held_back: int = 0,
 ) -> tuple[ScaleWish, ScaleState]:
     """Return what is wished for now, and the state after it.
 
-    `open_`: how many requests are open. `batch`: how many of them one instance serves at its best, at least 1. `cap`:
-    N_prem; None: it is not known.
+    `open_`: how many open requests an instance could run. `batch`: how many of them one instance serves at its best, at
+    least 1. `cap`: N_prem; None: it is not known. `held_back`: how many more are open and may not begin, for want of
+    room for what they make: further instances would have none of them.
     """
-    needed = math.ceil(open_ / batch)
+    least = 1 if open_ or held_back else 0
+    needed = max(least, math.ceil(open_ / batch))
     higher = [each for each in state.peaks if each.instances > needed and now - each.at < limits.window_s]
     peaks = (*higher, Peak(now, needed))
     if len(peaks) > limits.peaks_max:
         # The two latest become one: as late as the later, as high as the higher.
         peaks = (*peaks[:-2], Peak(now, peaks[-2].instances))
     highest = peaks[0].instances
-    least = 1 if open_ else 0
     if cap is not None and cap < highest:
         found = ScaleWish(max(cap, least), f"the trainer keeps up with {cap}; {highest} would have requests")
     elif highest > needed:
         found = ScaleWish(highest, f"{highest} had requests within {limits.window_s:g} s; {needed} have now")
     else:
-        found = ScaleWish(needed, f"{open_} requests are open, and an instance serves {batch} at its best")
+        some = f"{open_} requests are open" + (f", and {held_back} wait for room in payloads" if held_back else "")
+        found = ScaleWish(needed, f"{some}; an instance serves {batch} at its best")
     return found, ScaleState(peaks)
