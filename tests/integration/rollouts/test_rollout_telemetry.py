@@ -13,6 +13,7 @@ from tests.bounds import WAIT_S
 from tests.chaos.rollout_kills import RolloutJob, rollout_job
 from tests.chaos.rollout_trainer import MODEL
 from tests.chaos.rollout_verdict import SEED
+from tests.kit.fake_engine import token_of
 from tests.kit.scraping import Samples, scraped
 from tests.kit.waiting import until_answer
 from tools.docs.metrics_page import prometheus_name
@@ -21,6 +22,7 @@ import tensorhub
 from tensorhub import Prompt, Sampling, Staleness
 from tensorhub_common.introspection.span_query import CollectedSpans, collect_spans
 from tensorhub_common.observability.metrics import METRICS
+from tensorhub_common.protocol.rollout.payloads import request_seed
 from tensorhub_common.protocol.rollout.questions import WhyAnswer
 from tensorhub_common.protocol.spans import SpansAsk, TransfersAsk
 
@@ -171,7 +173,7 @@ def sum_of(page: Samples, name: str) -> float:
 async def test_responses_that_begin_anew_are_counted_with_what_that_costs(job: RolloutJob) -> None:
     """New weights come while a response is generated that asks to begin anew then."""
     rollouts = await job.trainer.rollouts(MODEL, name="anew", staleness=9, on_update="restart")
-    await rollouts.submit([Prompt([5], id="p-5")], sampling=Sampling(max_tokens=600, seed=SEED))
+    await rollouts.submit([Prompt([5], id="p-5")], sampling=Sampling(max_tokens=1200, seed=SEED))
     await job.until_tokens(rollouts)
     term = (await rollouts.status()).term
     await job.publish()
@@ -190,6 +192,26 @@ async def test_responses_that_begin_anew_are_counted_with_what_that_costs(job: R
     assert ends[-1] == "completed"
     # A manager that led anew meanwhile does not know the attempts before.
     assert "restart" in ends or (await rollouts.status()).term > term
+
+
+async def test_a_response_that_is_too_old_begins_anew_and_has_the_same_tokens(job: RolloutJob) -> None:
+    """A version is published while it is generated. It goes on by itself, but for `max_age`."""
+    rollouts = await job.trainer.rollouts(MODEL, name="aged", staleness=9, max_age=0)
+    await rollouts.submit([Prompt([6], id="p-8")], sampling=Sampling(max_tokens=2000, seed=SEED))
+    await job.until_tokens(rollouts)
+    newest = job.version
+    await job.publish()
+    (batch,) = [each async for each in rollouts.batches(1, wait_s=WAIT_S)]
+    (response,) = batch.responses
+    await batch.done()
+    seed = request_seed(SEED, "p-8", 0)
+    assert response.token_ids.tolist() == [token_of(seed, position) for position in range(2000)]
+    assert {run.version for run in response.runs} == {newest + 1}
+    assert (response.age, batch.staleness.tokens, batch.staleness.since_submit) == (0, {0: 2000}, {1: 1})
+    page = await scraped(job.hub, "rollout-0")
+    key = ("tensorhub_rollout_tokens_discarded_total", frozenset({("job", job.name), ("why", "age")}))
+    assert page[key] > 0
+    await rollouts.close()
 
 
 async def test_a_runner_that_is_told_to_end_does_so_orderly_and_comes_back_with_what_it_held(job: RolloutJob) -> None:
