@@ -5,7 +5,7 @@ than their share of the room. A group that has begun finishes.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from tensorhub_common.protocol.rollout.messages import TOKEN_BYTES
 from tensorhub_rollout.core.state import Group, RolloutState
@@ -46,22 +46,32 @@ class Admission:
         if not self.payload_bytes_max:
             return open_, open_
         may_run = Counter[str]()
-        others = list[tuple[str, Group]]()
         left = self._share_max * self.payload_bytes_max - state.payload_bytes
-        for seq, submission in state.submissions.items():
-            model = state.consumers[submission.consumer].model
-            for index, group in submission.groups.items():
-                if (seq, index) not in self.begun:
-                    others.append((model, group))
-                    continue
-                may_run[model] += group.open
-                left -= _bytes_max(group)
-        for model, group in others:
+        for model, group in self._groups(begun=True):
+            may_run[model] += group.open
+            left -= _bytes_max(group)
+        for model, group in self._groups(begun=False):
             if left < 0:
                 break
             may_run[model] += group.open
             left -= _bytes_max(group)
         return open_, may_run
+
+    def _groups(self, *, begun: bool) -> Iterator[tuple[str, Group]]:
+        """Yield the groups that have begun, or the others, with their models."""
+        state, has_begun = self._state, self.begun
+        if begun:
+            for seq, index in has_begun:
+                # Since the last look some may be done.
+                submission = state.submissions.get(seq)
+                if submission is not None and index in submission.groups:
+                    yield state.consumers[submission.consumer].model, submission.groups[index]
+            return
+        for seq, submission in state.submissions.items():
+            model = state.consumers[submission.consumer].model
+            for index, group in submission.groups.items():
+                if (seq, index) not in has_begun:
+                    yield model, group
 
     def admit(self, group: GroupId) -> bool:
         """Count a group as begun where there is room for it, and tell whether it has begun."""
