@@ -4,5 +4,6 @@ The leader checks every action, so that a policy can be slow but never wrong. `a
 it.
 
 Seams: `activation`, `allocation`, `arrival`, `balancing`, `dispatch`, `finish_times`, `fleet_loads`, `lengths`,
-`placing`, `plateau`, `prompt_lengths`, `ranking`, `scale`, `seeding`, `seeding_end`, `skew`, `view`, `waiting_order`.
+`moving`, `placing`, `plateau`, `prompt_lengths`, `ranking`, `scale`, `seeding`, `seeding_end`, `skew`, `view`,
+`waiting_order`.
 """
