@@ -38,6 +38,9 @@ LEFT_KEPT_MAX: Final = 1024
 """Limit of the estimates of which it is kept what is left: those of one group that have not begun are equal."""
 _CUT_MAX: Final = 37.0
 """Beyond this number of deviations the share of what is left is too small for a number."""
+CUT_OFF_FACTOR_MAX: Final = 16
+"""What was cut off is expected to be at most so much longer. Where nothing ends before its limit, no length says how
+much longer it is, and each estimate would raise the next one."""
 _VARIANCE_MIN: Final = 1e-6
 """Lengths that were equal so far may differ."""
 NEWTON_STEPS: Final = 4
@@ -207,9 +210,10 @@ class LengthModel:
     def cut_off(self, prompt: Hashable, tokens: int) -> None:
         """Take that a response of a prompt was cut off after so many tokens: at least one."""
         expected, x = self.estimate(prompt), math.log(max(1, tokens))
-        hazard, _ = _slopes((x - expected.mean) / expected.deviation)
-        first = expected.mean + expected.deviation * hazard
-        second = expected.mean**2 + expected.deviation**2 + expected.deviation * hazard * (x + expected.mean)
+        mean, deviation = min(expected.mean, x + math.log(CUT_OFF_FACTOR_MAX)), expected.deviation
+        hazard, _ = _slopes((x - mean) / deviation)
+        first = mean + deviation * hazard
+        second = mean**2 + deviation**2 + deviation * hazard * (x + mean)
         self._take(prompt, first, second)
 
     def _put_in(self, each: _Lengths, sign: int = 1) -> None:

@@ -160,6 +160,23 @@ def test_what_its_limit_cut_off_is_longer_than_it_came_to_be() -> None:
     assert model.estimate("new").quantile(0.9) > 1000 > naive.estimate("new").quantile(0.9)
 
 
+def test_where_all_are_cut_off_their_length_stays_one_that_can_be() -> None:
+    """Each estimate of how much longer they are would raise the next one, until no float holds what is expected."""
+    model, prompts = LengthModel(LengthLimits()), PromptLengths(LengthLimits())
+    for _ in range(20_000):
+        model.cut_off("a", 1024)
+        prompts.cut_off(100, 1024)
+    found = prompts.prior(100, model.variances()[1])
+    assert found is not None
+    for each in (model.estimate("a"), model.estimate("new", prior=found)):
+        assert 1024 < each.median < 100 * 1024
+        assert each.deviation < 2
+        assert math.isfinite(sum(each.left()))
+    for _ in range(64):
+        model.finished("a", 20)
+    assert model.estimate("a").median < 200
+
+
 def test_no_response_is_expected_to_be_longer_than_it_may() -> None:
     found = learnt([[1000, 2000]] * 5).estimate_group("new").of(0, 700)
     assert (found.median, found.quantile(0.9)) == (700, 700)
