@@ -166,8 +166,8 @@ class Runner:
         self.is_leaving = False
         self.is_enough = False
         """Whether a leader has said that a trainer's own engine may stop."""
-        self.loads_in_s: float | None = None
-        """In how many seconds the next version is here, as far as that is known."""
+        self._comes_at: float | None = None
+        """When the next version is here, as it was told last."""
         self.wants_load = False
         self.held: dict[Attempt, _Held] = {}
         self._ended: dict[Attempt, None] = {}
@@ -508,10 +508,10 @@ class Runner:
         self.version, self.is_changing = None, True
 
     def _weights_coming(self, event: WeightsComing) -> None:
-        self.loads_in_s = event.loads_in_s
+        self._comes_at = self._now + event.loads_in_s
 
     def _weights_loaded(self, event: WeightsLoaded) -> None:
-        self.loads_in_s = None
+        self._comes_at = None
         self.version, self.root, self._engine = event.version, event.root, event.engine
         self.wants_load = self.is_changing = False
         if self.version is None:
@@ -559,6 +559,8 @@ class Runner:
 
     def _beat(self) -> None:
         self._beaten_at = self._now
+        # A transfer that stands still or has failed tells nothing: its last guess would hold for ever.
+        comes_in_s = None if self._comes_at is None or self._comes_at < self._now else self._comes_at - self._now
         beat = RunnerHeartbeat(
             self.log,
             self.incarnation,
@@ -570,7 +572,7 @@ class Runner:
             tuple(self._measured),
             self._is_local,
             self._keeps_versions,
-            self.loads_in_s,
+            comes_in_s,
         )
         self._measured.clear()
         self._effects.append(SendHeartbeat(beat))

@@ -274,14 +274,18 @@ def test_a_runner_that_is_told_that_it_is_enough_knows_it_from_then_on() -> None
 def test_heartbeats_tell_in_how_many_seconds_the_next_version_is_here_until_it_is() -> None:
     runner = serving(Runner("runner-0", "policy", 1, RunnerLimits(heartbeat_s=1.0), 0.0))
 
-    def told(event: WeightsComing | WeightsLoaded, now: float) -> float | None:
+    def told(event: WeightsComing | WeightsLoaded | Tick, now: float) -> float | None:
         effects = runner.handle(event, now)
         return next(each.beat.loads_in_s for each in effects if isinstance(each, SendHeartbeat))
 
     assert told(WeightsLoaded(1, "root"), 10.0) is None
     assert told(WeightsComing(7.5), 20.0) == 7.5
     assert told(WeightsComing(2.5), 30.0) == 2.5
-    assert told(WeightsLoaded(2, "root"), 40.0) is None
+    assert told(Tick(), 31.0) == 1.5
+    # It stands still, has failed, or waits for what runs.
+    assert told(Tick(), 33.0) is None
+    assert told(WeightsComing(9.0), 40.0) == 9.0
+    assert told(WeightsLoaded(2, "root"), 41.0) is None
 
 
 def test_the_rule_of_age_is_of_the_first_token_alone(runner: Runner) -> None:

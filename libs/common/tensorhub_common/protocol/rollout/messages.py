@@ -278,7 +278,8 @@ class RunnerHeartbeat(msgspec.Struct, frozen=True):
     keeps_versions: bool = False
     """It loads the version that it is asked for, and keeps that while newer ones are published."""
     loads_in_s: float | None = None
-    """How many seconds until its next version is here, as fast as that comes now; None: it does not know of one."""
+    """How many seconds until its next version is here, as fast as that came last; None: it does not know of one, or
+    that time has passed."""
 
 
 class HeartbeatResult(msgspec.Struct, frozen=True):
