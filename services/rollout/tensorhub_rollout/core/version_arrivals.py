@@ -36,6 +36,8 @@ class VersionArrivals:
     """By runner: how long its last version took."""
     _latest_s: deque[float] = field(default_factory=lambda: deque(maxlen=OTHERS_MAX))
     _told: dict[str, _Told] = field(default_factory=dict)
+    _had: set[str] = field(default_factory=set)
+    """Runners that have had a version. One that begins to run reads the newest, however long ago that was published."""
 
     def published(self, version: int, now: float, *, is_new: bool) -> None:
         """Take the newest version. `is_new`: it was published just now, and not before this leader began."""
@@ -49,14 +51,17 @@ class VersionArrivals:
             self._told.pop(runner, None)
         else:
             self._told[runner] = _Told(now, loads_in_s)
-        if version == self._version and before != version and self._published_at is not None:
+        if version == self._version and before != version and self._published_at is not None and runner in self._had:
             self._took_s[runner] = now - self._published_at
             self._latest_s.append(now - self._published_at)
+        if version is not None:
+            self._had.add(runner)
 
     def lost(self, runner: str) -> None:
         """Forget a runner."""
         self._told.pop(runner, None)
         self._took_s.pop(runner, None)
+        self._had.discard(runner)
 
     def arrives_in_s(self, runner: str, version: int | None, now: float) -> float | None:
         """Return in how many seconds an instance with `version` has the newest one; None: it has, or who knows when."""

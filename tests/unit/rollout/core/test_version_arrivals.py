@@ -8,6 +8,7 @@ from tensorhub_rollout.core.version_arrivals import LEAST_S, VersionArrivals
 def after_two_versions() -> VersionArrivals:
     """Return arrivals after version 1, which `a` had after 4 s, and version 2, published at 100 s."""
     arrivals = VersionArrivals()
+    arrivals.heard("a", None, 0, None, 5.0)
     arrivals.published(1, 10.0, is_new=True)
     arrivals.heard("a", 0, 1, None, 14.0)
     arrivals.published(2, 100.0, is_new=True)
@@ -26,6 +27,18 @@ def test_one_of_which_nothing_is_known_takes_as_long_as_the_others() -> None:
     # One without any version has not even begun.
     assert arrivals.arrives_in_s("b", None, 101.0) is None
     assert VersionArrivals().arrives_in_s("b", 1, 0.0) is None
+
+
+def test_one_that_begins_to_run_long_after_a_version_was_published_tells_nothing_of_the_next_one() -> None:
+    arrivals = after_two_versions()
+    arrivals.heard("b", None, 2, None, 700.0)
+    arrivals.published(3, 800.0, is_new=True)
+    assert arrivals.arrives_in_s("b", 2, 800.0) == pytest.approx(4.0)
+    # An engine has no version while it changes over.
+    arrivals.heard("b", 2, None, None, 807.0)
+    arrivals.heard("b", None, 3, None, 809.0)
+    arrivals.published(4, 900.0, is_new=True)
+    assert arrivals.arrives_in_s("b", 3, 900.0) == pytest.approx(9.0)
 
 
 def test_what_a_runner_tells_counts_more_and_grows_old() -> None:
