@@ -174,8 +174,6 @@ class Leader:
         """By model: how many of its newest versions this leader has seen."""
         self._meters: dict[str, StepMeter] = {}
         """By model."""
-        self._submitted_in: dict[int, int] = {}
-        """By submission: how many versions this leader had seen when it came."""
         self._arrivals: dict[str, VersionArrivals] = {}
         """By model."""
         self._rules: dict[str, VersionRule] = {}
@@ -303,8 +301,8 @@ class Leader:
 
     def is_due(self, of: RequestId) -> bool:
         """Tell whether an open request was submitted before the newest version was published."""
-        submitted_in = self._submitted_in.get(of.submission)
-        return submitted_in is not None and submitted_in < self._steps.get(self.requests[of].model, 0)
+        request = self.requests[of]
+        return request.step < self._steps.get(request.model, 0)
 
     def policy_of(self, model: str) -> str:
         """Return how requests of a model are placed: as the trainer wants it that has attached last."""
@@ -755,7 +753,8 @@ class Leader:
     def _open(self, of: RequestId) -> None:
         """Take a request that is open in the log."""
         model = self._model_of(of)
-        self.requests[of] = OpenRequest(model)
+        # What was there before this leader counts as of the first step that it sees: due from the next one on.
+        self.requests[of] = OpenRequest(model, max(1, self._steps.get(model, 0)))
         submission = self.state.submissions[of.submission]
         self.pinned.open(of, model, submission.groups[submission.requests[of.index].group].version)
         self._queue(of)
@@ -785,7 +784,6 @@ class Leader:
             case Submitted(opened=opened):
                 for of in opened:
                     self._open(of)
-                    self._submitted_in[of.submission] = self._steps.get(self._model_of(of), 0)
             case Ended(requests=gone) | Cancelled(requests=gone) | Attached(dropped=gone):
                 for of in gone:
                     self.lengths.ended(of)

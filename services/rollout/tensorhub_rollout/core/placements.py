@@ -198,6 +198,8 @@ class OpenRequest:
     """What the leader knows of an open request beside its tokens."""
 
     model: str
+    step: int
+    """How many of the model's newest versions the leader had seen when it came."""
     placement: Placement | None = None
     """Its one attempt that is not over."""
     unforgotten: dict[Attempt, str] = field(default_factory=dict)

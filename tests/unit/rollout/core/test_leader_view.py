@@ -38,11 +38,15 @@ class Job:
         self.state, self.seq, self.is_local = RolloutState("job"), 2, is_local
         fold(self.state, 1, Lead(1, "m"))
         fold(self.state, 2, Attach("main", MODEL, 0, "n"))
-        self.leader = Leader(self.state, "log", LeaderLimits(gather_s=0.0), 0.0)
-        self.publish(1, 0.0)
-        self.beat(1, 0.0)
-        self.leader.handle(ReportCame(RUNNER, Report("log", 1, ())), 0.0)
-        self.leader.handle(Tick(), 0.1)
+        self.lead(0.0)
+
+    def lead(self, now: float) -> None:
+        """Have a new leader, while version 1 is the newest."""
+        self.leader = Leader(self.state, "log", LeaderLimits(gather_s=0.0), now)
+        self.publish(1, now)
+        self.beat(1, now)
+        self.leader.handle(ReportCame(RUNNER, Report("log", 1, ())), now)
+        self.leader.handle(Tick(), now + 0.1)
 
     def publish(self, newest: int, now: float) -> None:
         versions = PublishedVersions(newest, tuple(range(1, newest + 1)))
@@ -75,6 +79,17 @@ def test_a_request_is_due_once_a_version_was_published_after_it() -> None:
     second = job.submit(3.0)
     assert job.leader.is_due(first)
     assert not job.leader.is_due(second)
+
+
+def test_what_was_open_before_a_leader_began_is_due_no_later_than_what_came_to_it() -> None:
+    job = Job()
+    first = job.submit(1.0)
+    job.lead(2.0)
+    second = job.submit(3.0)
+    assert not job.leader.is_due(first), "it may have been submitted ahead"
+    job.publish(2, 4.0)
+    third = job.submit(5.0)
+    assert [job.leader.is_due(each) for each in (first, second, third)] == [True, True, False]
 
 
 def test_a_context_has_the_prompt() -> None:
