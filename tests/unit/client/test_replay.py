@@ -271,6 +271,18 @@ def test_a_file_grows_and_a_bad_line_of_it_is_named(tmp_path: Path) -> None:
         list(records.read(file))
 
 
+def test_what_was_saved_behind_a_line_that_was_broken_off_is_whole(tmp_path: Path) -> None:
+    file, record = tmp_path / "rollouts.jsonl", record_of(run_of(0, 4))
+    records.append(file, [record] * 2)
+    file.write_bytes(file.read_bytes()[:-30])
+    records.append(file, [record])
+    with pytest.raises(ValueError, match=r"^line 2: it is no response"):
+        list(records.read(file))
+    first, _, last = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(first + last)
+    assert list(records.read(file)) == [record] * 2
+
+
 def test_a_file_has_no_more_than_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "RECORDS_MAX", 2)
     file = tmp_path / "rollouts.jsonl"

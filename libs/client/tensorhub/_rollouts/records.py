@@ -103,10 +103,23 @@ def _covers(runs: tuple[TokenRun, ...], count: int) -> bool:
 
 def append(path: Path, records: Iterable[ResponseRecord]) -> None:
     """Write records behind what a file has, which is made if there is none. Raises `OSError`."""
+    is_torn = _is_torn(path)
     with path.open("ab") as file:
+        if is_torn:
+            # A line that was broken off is one by itself: it would spoil the next record too.
+            file.write(b"\n")
         file.writelines(map(encode, records))
         file.flush()
         os.fsync(file.fileno())
+
+
+def _is_torn(path: Path) -> bool:
+    """Tell whether a file ends within a line, since who wrote it was killed."""
+    if not path.is_file() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() != b"\n"
 
 
 def read(path: Path) -> Iterator[ResponseRecord]:
