@@ -24,6 +24,7 @@ from tensorhub_common.protocol.rollout.questions import (
     WhyAnswer,
     WhyQuestion,
 )
+from tensorhub_rollout.policy.lengths import Knowledge
 
 STATUS = RolloutStatus(
     "run-7",
@@ -132,6 +133,13 @@ def test_why_shows_what_each_response_of_a_group_waits_for_and_its_attempts(run:
     assert "all of its responses are done" in run("rollouts", "why", "p-17").out
 
 
+@pytest.mark.parametrize("knowledge", Knowledge)
+def test_why_says_in_words_what_a_length_is_expected_from(run: Run, answer: list[Any], knowledge: Knowledge) -> None:
+    answer[0] = WhyAnswer("p", (RequestWhy("main", 0, "waiting", 0, None, ExpectedLength(5.0, 8.0, knowledge)),))
+    *_, row = (re.split(r"  +", line) for line in run("rollouts", "why", "p").out.splitlines())
+    assert "prompt" in row[5]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -139,6 +147,7 @@ def test_why_shows_what_each_response_of_a_group_waits_for_and_its_attempts(run:
         (["why", "p-17", "-1"], "no such option"),
         (["why", "p-17", "three"], "three is no whole number from 0"),
         (["watch", "p-17"], "only why takes a group"),
+        (["why", "p-\udcff"], r"'p-\udcff' is no text in UTF-8"),
     ],
 )
 def test_why_says_what_it_lacks(run: Run, answer: list[Any], arguments: list[str], said: str) -> None:

@@ -23,7 +23,7 @@ NUMBERS: Final = ("INDEX", "PLACED", "LASTED", "FIRST AFTER")
 _FROM: Final = {
     "finished": "what ended of its prompt",
     "running": "what runs of its prompt",
-    "regressed": "its prompt",
+    "alike": "prompts about as long",
     "job": "other prompts",
 }
 

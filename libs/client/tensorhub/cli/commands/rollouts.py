@@ -38,6 +38,14 @@ def _watch_or_why(given: object) -> str:
     return str(given)
 
 
+def _group(given: object) -> str:
+    text = str(given)
+    # Bytes of the command line that are no UTF-8 come as surrogates, which no question can carry.
+    if any("\ud800" <= each <= "\udfff" for each in text):
+        raise typer.BadParameter(f"{text!a:.40} is no text in UTF-8")
+    return text
+
+
 def rollouts(
     what: Annotated[
         str | None,
@@ -48,7 +56,10 @@ def rollouts(
             parser=_watch_or_why,
         ),
     ] = None,
-    group: Annotated[str | None, typer.Argument(metavar="GROUP", help="The group, of why.", show_default=False)] = None,
+    group: Annotated[
+        str | None,
+        typer.Argument(metavar="GROUP", help="The group, of why.", show_default=False, parser=_group),
+    ] = None,
     index: Annotated[
         int | None,
         typer.Argument(

@@ -230,8 +230,8 @@ RequestStateName = Literal["waiting", "pending", "executing", "ended"]
 class ExpectedLength(msgspec.Struct, frozen=True):
     """How long a response is expected to be, in tokens: as likely as not below `median`, and nine in ten below `p90`.
 
-    `knowledge`: what that is from. `finished` responses of the same prompt, those that are `running`, what is
-    `regressed` from the prompt, or the other prompts of the `job`.
+    `knowledge`: what that is from. `finished` responses of the same prompt, those that are `running`, prompts that are
+    `alike` in length, or the other prompts of the `job`.
     """
 
     median: float
