@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Final
 
+import msgspec
+
 from tensorhub_common.errors import BadCommand
 from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_common.protocol.rollout.questions import (
+    WHY_BYTES_MAX,
     WHY_CHARS_MAX,
     WHY_REQUESTS_MAX,
     AttemptWhy,
@@ -61,11 +64,14 @@ def why_of(leader: Leader, question: WhyQuestion, held_of: HeldOf, now: float) -
         for index in range(group.size)
         if question.index in {None, index}
     ]
-    told = tuple(
-        _request(leader, consumer, of, group, held_of, view_of, now)
-        for consumer, of, group in wanted[:WHY_REQUESTS_MAX]
-    )
-    return WhyAnswer(name, told, len(wanted) - len(told))
+    told, nbytes = list[RequestWhy](), 0
+    for consumer, of, group in wanted[:WHY_REQUESTS_MAX]:
+        request = _request(leader, consumer, of, group, held_of, view_of, now)
+        nbytes += len(msgspec.json.encode(request))
+        if told and nbytes > WHY_BYTES_MAX:
+            break
+        told.append(request)
+    return WhyAnswer(name, tuple(told), len(wanted) - len(told))
 
 
 def _unknown(state: RolloutState, name: str) -> BadCommand:

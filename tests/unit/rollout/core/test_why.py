@@ -27,6 +27,7 @@ from tensorhub_common.protocol.rollout.messages import (
     VersionRule,
 )
 from tensorhub_common.protocol.rollout.questions import WHY_CHARS_MAX, RequestWhy, WhyAnswer, WhyQuestion
+from tensorhub_rollout.core import why
 from tensorhub_rollout.core.leader import ENDED_MAX
 from tensorhub_rollout.core.leader_events import (
     AbortAnswered,
@@ -163,6 +164,13 @@ def test_a_leader_that_took_over_knows_no_reason_of_the_one_before(job: Job) -> 
     job.runner("one", 5.0, held=(HeldAttempt(REQUEST, attempt, 0, "running"),))
     (only,) = told(job, 6.0).attempts
     assert (only.attempt, only.reason) == (attempt, "it ran there when this manager began to lead")
+
+
+def test_an_answer_is_no_larger_than_a_message(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(why, "WHY_BYTES_MAX", 1)
+    told = asked(job, 0.2, index=None)
+    assert [each.index for each in told.requests] == [0]
+    assert told.left_out == 1
 
 
 def test_long_reasons_are_cut(job: Job) -> None:

@@ -15,7 +15,9 @@ READY_MAX: Final = 512
 WHY_REQUESTS_MAX: Final = 64
 """Limit of the responses in one answer to `why`, the first of the group."""
 WHY_CHARS_MAX: Final = 200
-"""Limit of a reason or an error in an answer to `why`: all of them stay below the 1 MiB that NATS takes."""
+"""Limit of a reason or an error in an answer to `why`."""
+WHY_BYTES_MAX: Final = 786_432
+"""Limit of the responses in an answer to `why`, but for the first: NATS takes 1 MiB, and a character may have six."""
 WHY_INDEX_MAX: Final = 1_000_000
 """Limit of an index in a question; no group is as large."""
 
