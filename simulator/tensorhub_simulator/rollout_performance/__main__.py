@@ -43,7 +43,7 @@ def traced(scenario: Scenario, beside: Path) -> Scenario:
     path = TRACES / f"{scenario.spot.trace}.csv" if scenario.spot.trace in ours else beside / scenario.spot.trace
     try:
         return with_trace(scenario, path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as why:
+    except (OSError, ValueError) as why:
         raise ScenarioError(
             f"{scenario.name}: spot.trace {str(path)!r} can't be read ({why}): name a file, or one of {', '.join(ours)}"
         ) from None
@@ -54,7 +54,7 @@ def simulate(options: argparse.Namespace) -> list[Finding]:
     todo: list[tuple[Scenario, list[Case]]] = []
     for name in options.names or OURS:
         scenario, beside = read(name)
-        systems = options.system or SYSTEMS
+        systems = [*dict.fromkeys(options.system or SYSTEMS)]
         read_trace = partial(traced, beside=beside)
         is_drawn = options.svg is not None and not todo
         found = cases(scenario, systems, options.seeds, read_trace, alone=options.alone, drawn=is_drawn)

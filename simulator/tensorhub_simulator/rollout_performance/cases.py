@@ -5,9 +5,10 @@ from typing import Final
 
 import msgspec
 
-from tensorhub_simulator.rollout_performance.config import Scenario, System, varied
+from tensorhub_simulator.rollout_performance.config import Scenario, ScenarioError, System, varied
 from tensorhub_simulator.rollout_performance.job import JobRun, Report
 from tensorhub_simulator.rollout_performance.timeline import Timeline
+from tensorhub_simulator.rollout_performance.trainer import trainer_of
 
 SEEDS_MAX: Final = 1000
 
@@ -61,12 +62,19 @@ def cases(
 ) -> Iterator[Case]:
     """Yield what to run; unless `alone`, with all variations. `traced` reads a scenario's trace.
 
-    `drawn`: the runs of the first seed of the file itself are to be drawn.
+    `drawn`: the runs of the first seed of the file itself are to be drawn. Raises `ScenarioError` for a job that no
+    instance would ever generate for.
     """
     kinds = [("", traced(scenario))]
     if not alone:
         kinds += [(each.what, traced(varied(scenario, each))) for each in scenario.vary]
     for what, kind in kinds:
+        idle = next((each for each in systems if not kind.spot.most and not trainer_of(kind, each).seeds), None)
+        if idle is not None:
+            raise ScenarioError(
+                f"{kind.name}: no instance would ever generate with {idle!r}, whose trainer only trains: have some in "
+                "spot.changes, or name other systems with --system"
+            )
         for seed in range(kind.seed, kind.seed + seeds):
             for system in systems:
                 is_drawn = drawn and not what and seed == kind.seed

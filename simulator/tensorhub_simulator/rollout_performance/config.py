@@ -196,7 +196,7 @@ def wrongs(scenario: Scenario) -> Iterator[str]:
         ("trainer.seed_first_s", trainer.seed_first_s, 0.0, NUMBER_MAX),
         ("trainer.seed_gain", trainer.seed_gain, 1e-3, NUMBER_MAX),
         ("lengths.prompt", lengths.prompt, 1, TOKENS_MAX),
-        ("lengths.prompts", lengths.prompts or trainer.groups, trainer.groups, NUMBER_MAX),
+        ("lengths.prompts", trainer.groups if lengths.prompts is None else lengths.prompts, trainer.groups, NUMBER_MAX),
         ("lengths.longest", lengths.longest, 1, TOKENS_MAX),
         ("lengths.median", lengths.median, 1, lengths.longest),
         ("lengths.between", lengths.between, 0.0, 10.0),
@@ -224,6 +224,9 @@ def wrongs(scenario: Scenario) -> Iterator[str]:
         wrong = wrong_with(scenario.weights, spot.most + trainer.engines)
         if wrong is not None:
             yield f"weights: {wrong}"
+    names = [each.what for each in scenario.vary]
+    if "" in names or len({*names}) < len(names):
+        yield "each of vary needs a `what` of its own, by which it is told"
     yield from _wrongs_of_spot(spot)
 
 

@@ -72,6 +72,15 @@ def test_ours_can_be_read_with_all_their_assumptions(name: str) -> None:
         ("spot.notice_s: 2", "trainers.steps: 2", "nothing stands at 'trainers.steps'"),
         ("load_s: 0.5", "notice_s: 0", "spot.load_s and weights exclude each other"),
         ("instances: 2", "instances: 0", "spot.instances is 0"),
+        ("longest: 300", "longest: 300, prompts: 0", "lengths.prompts is 0, and must be from 4"),
+        ("mine.csv", '"a\\0b"', "can't be read (embedded null byte)"),
+        ("what: a notice", 'what: ""', "each of vary needs a `what` of its own"),
+        ("vary:", "vary:\n  - {what: a notice, set: {}}", "each of vary needs a `what` of its own"),
+        (
+            "trace: mine.csv, instances: 2",
+            "changes: [[0, 0]]",
+            "no instance would ever generate with 'disaggregated'",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(path: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, said: str) -> None:
@@ -81,6 +90,11 @@ def test_a_mistake_is_one_line(path: Path, capsys: pytest.CaptureFixture[str], o
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 1
     assert said in errors[0]
+
+
+def test_a_system_that_is_named_twice_runs_once(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(path), "--alone", "--json", "--processes", "1", *(["--system", "arrival"] * 2)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
 
 
 def test_a_trace_that_is_none_is_told(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
