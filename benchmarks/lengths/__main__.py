@@ -65,6 +65,8 @@ def main() -> None:
     parser.add_argument("--docs", action="store_true", help="write the tables into docs/")
     parser.add_argument("--json", type=Path, help="write all figures into this file")
     options = parser.parse_args()
+    if options.window < 1:
+        parser.error(f"--window is {options.window}, and must be at least 1")
     names = [each for each in options.regressors.split(",") if each]
     if unknown := [each for each in names if each not in REGRESSORS]:
         parser.error(f"{', '.join(unknown)} is unknown: take some of {','.join(REGRESSORS)}")

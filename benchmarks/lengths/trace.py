@@ -13,6 +13,7 @@ owners publish them:
 import csv
 import gzip
 import json
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -35,20 +36,24 @@ class Group(msgspec.Struct, frozen=True):
 
 
 def read(path: Path) -> list[Group]:
-    """Return a trace in its order. Raises ValueError that says what is wrong with a file."""
+    """Return a trace in its order. Raises OSError, and ValueError that says what is wrong with a file."""
     data = path.read_bytes()
-    text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
     try:
+        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
         if text.startswith("TIMESTAMP"):
-            return [*_azure(text)]
-        if text.startswith("["):
-            return [*_scheduling(json.loads(text))]
-        return [msgspec.json.decode(line, type=Group) for line in text.splitlines() if line]
-    except (KeyError, ValueError) as why:
+            found = [*_azure(text)]
+        elif text.startswith("["):
+            found = [*_scheduling(json.loads(text))]
+        else:
+            found = [msgspec.json.decode(line, type=Group) for line in text.splitlines() if line]
+    except (EOFError, KeyError, TypeError, ValueError, zlib.error) as why:
         raise ValueError(
-            f"{path} is no trace: it takes JSON lines of group, prompt_len and out_lens, or a file of Azure's or "
+            "it is no trace, which has JSON lines of group, prompt_len and out_lens, or is a file of Azure's or "
             f"Sequence Scheduling's ({why})"
         ) from why
+    if not found:
+        raise ValueError("it has no group")
+    return found
 
 
 def windows(trace: list[Group], responses: int) -> Iterator[list[Group]]:

@@ -21,7 +21,7 @@ import msgspec
 from msgspec.structs import replace
 
 from benchmarks import page
-from benchmarks.rollouts.policies import Compared, compared, write
+from benchmarks.rollouts.policies import Compared, at_least, compared, runs_in, write
 from benchmarks.rollouts.trained_job import LOOK_S, Took, Workload, middle
 from tensorhub_common.protocol.rollout.entries import PolicyName
 from tensorhub_simulator.rollout_performance import job, machine
@@ -184,9 +184,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the real runs into this file")
     parser.add_argument("--docs", action="store_true", help="write the table into docs/")
     options = parser.parse_args()
+    at_least(parser, options, rounds=1, kills=0)
     logging.getLogger("tensorhub").setLevel(logging.ERROR)  # That processes were killed is no news.
     if options.from_:
-        found = [each for path in options.from_ for each in read(path)]
+        found = [each for path in options.from_ for each in runs_in(path)]
     else:
         kills = {runners: options.kills if runners > min(RUNNERS) else 0 for runners in RUNNERS}
         found = asyncio.run(measured(options.rounds, kills))
@@ -196,12 +197,6 @@ def main() -> None:
     sys.stdout.write(f"{text}\n")
     if options.docs:
         page.write("rollout-calibration", text, PAGE)
-
-
-def read(path: Path) -> list[Compared]:
-    """Return the runs of a file that `policies` or this command wrote."""
-    found: Compared | list[Compared] = msgspec.json.decode(path.read_bytes(), type=Compared | list[Compared])
-    return found if isinstance(found, list) else [found]
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import msgspec
 
 from benchmarks import page
 from benchmarks.rollouts.trained_job import Took, TrainedJob, Workload, middle
+from tensorhub_common.protocol.decoding import MALFORMED
 from tensorhub_common.protocol.rollout.entries import DEFAULT_POLICY, PolicyName
 from tensorhub_rollout.policy.plateau import StepModel
 
@@ -121,7 +122,7 @@ def main() -> None:
     options = _options()
     logging.getLogger("tensorhub").setLevel(logging.ERROR)  # That processes were killed is no news.
     if options.from_ is not None:
-        read = [msgspec.json.decode(path.read_bytes(), type=Compared) for path in options.from_]
+        read = [each for path in options.from_ for each in runs_in(path)]
         found = Compared(read[0].workload, [run for each in read for run in each.runs])
     else:
         workload = Workload(
@@ -133,6 +134,22 @@ def main() -> None:
     print(table(found))
     if options.docs:
         page.write("policies-seeding" if found.workload.seeds else "policies", table(found), PAGE)
+
+
+def runs_in(path: Path) -> list[Compared]:
+    """Return the runs of a file that a benchmark of policies wrote. Exits where it is none."""
+    try:
+        found: Compared | list[Compared] = msgspec.json.decode(path.read_bytes(), type=Compared | list[Compared])
+    except (OSError, *MALFORMED) as why:
+        sys.exit(f"{path} has no runs: {why}")
+    return found if isinstance(found, list) else [found]
+
+
+def at_least(parser: argparse.ArgumentParser, options: argparse.Namespace, **least: int) -> None:
+    """Exit where an option is below its least number."""
+    for name, number in least.items():
+        if getattr(options, name) < number:
+            parser.error(f"--{name} is {getattr(options, name)}, and must be at least {number}")
 
 
 def _options() -> argparse.Namespace:
@@ -164,7 +181,9 @@ def _options() -> argparse.Namespace:
         metavar="FILE",
         help="run nothing: take these files' figures, of one workload with different seeds",
     )
-    return parser.parse_args()
+    options = parser.parse_args()
+    at_least(parser, options, rounds=1, runners=1, steps=1, kills=0)
+    return options
 
 
 if __name__ == "__main__":

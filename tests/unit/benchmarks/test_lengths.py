@@ -25,8 +25,13 @@ def test_traces_of_each_kind_are_read(tmp_path: Path) -> None:
     assert read(own) == read(packed) == [Group("p", 3, (4, 5), 2, 5)]
     assert read(azure) == [Group("0", 374, (44,)), Group("1", 396, (1,))]
     assert read(scheduling) == [Group("5", 0, (2, 3, 7, 512), None, 512)]
+    packed.write_bytes(packed.read_bytes()[:-12])
     own.write_text("no trace\n")
-    with pytest.raises(ValueError, match="is no trace: it takes JSON lines of group, prompt_len and out_lens"):
+    for none in (own, packed):
+        with pytest.raises(ValueError, match="is no trace, which has JSON lines of group, prompt_len and out_lens"):
+            read(none)
+    own.write_text("\n")
+    with pytest.raises(ValueError, match="it has no group"):
         read(own)
 
 

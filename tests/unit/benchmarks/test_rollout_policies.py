@@ -1,11 +1,12 @@
 """Benchmarks of the policies of placement: what is drawn, what runs add up to, and real jobs beside simulated ones."""
 
 from pathlib import Path
+from types import ModuleType
 
 import msgspec
 import pytest
 from benchmarks.demo_rl import counted_engine
-from benchmarks.rollouts import drawn_engine
+from benchmarks.rollouts import calibrate, drawn_engine, policies
 from benchmarks.rollouts.calibrate import sentence, simulated
 from benchmarks.rollouts.drawn_engine import Drawn
 from benchmarks.rollouts.policies import Compared, ratios, table
@@ -147,3 +148,25 @@ def test_a_job_is_simulated_as_it_was_with_its_lengths_and_kills() -> None:
     calm = simulated(msgspec.structs.replace(workload, kills=0), real)
     assert calm.tokens_per_s > found.tokens_per_s
     assert "2 real jobs" in sentence([found, calm])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--rounds", "0"], "--rounds is 0, and must be at least 1"),
+        (["--kills", "-1"], "--kills is -1, and must be at least 0"),
+        (["--from", "no-such-file"], "no-such-file has no runs"),
+    ],
+)
+@pytest.mark.parametrize("benchmark", [policies, calibrate])
+def test_a_benchmark_says_what_it_can_not_do(
+    benchmark: ModuleType,
+    arguments: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.argv", ["benchmark", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        benchmark.main()
+    assert said in f"{capsys.readouterr().err}{ended.value}"
