@@ -27,7 +27,7 @@ from tensorhub_common.protocol.rollout.messages import TOKEN_BYTES, EngineStep, 
 from tensorhub_rollout.policy.plateau import StepModel
 from tensorhub_runner.app.engines import LoadedEngine, load_engine
 from tensorhub_runner.core.runner_events import StepTokens
-from tensorhub_runner.engines.engine import Engine, EngineCapacity, EngineFacts
+from tensorhub_runner.engines.engine import Engine
 
 FILE: Final = "drawn.json"
 STEPS: Final = "steps"
@@ -52,33 +52,36 @@ class Drawn(msgspec.Struct, frozen=True):
     """A runner that was killed has its engine so long after that, or as soon as it can."""
 
 
-class DrawnEngine:
-    """An engine whose responses end where it was drawn."""
+class DrawnEngine(CountedEngine):
+    """An engine whose responses end where it was drawn, and whose tokens are counted."""
 
-    def __init__(self, engine: Engine, drawn: Drawn, path: Path) -> None:
-        """Keep the latest steps in the file `path`, which outlives the process however it ends."""
-        self._engine, self._drawn = engine, drawn
+    def __init__(self, engine: Engine, hub_directory: Path, name: str) -> None:
+        """Do as the hub's directory says, and keep counts and the latest steps there, also of a process that dies."""
+        own = f"{name}-{os.getpid()}"
+        super().__init__(engine, hub_directory / COUNTS / own)
+        self._drawn = _drawn_of(hub_directory)
         self._contexts: dict[Attempt, int] = {}
         self._prefill = 0
         """Tokens of contexts that are to be computed in the next step."""
+        path = hub_directory / STEPS / own
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(bytes(STEPS_MAX * STEP.size))
         with path.open("r+b") as file:
             self._steps = mmap.mmap(file.fileno(), STEPS_MAX * STEP.size)
-        self._count = 0
+        self._kept = 0
         self._last: tuple[int, float, float] | None = None
         """The step before, where it has computed no context and another follows: batch, context and beginning."""
 
     def begin(self, attempt: Attempt, prompt: bytes, tokens: bytes, sampling: Sampling) -> None:
         """Go on behind these tokens of the response, until it has as many as were drawn."""
         ends = msgspec.structs.replace(sampling, tokens_max=self._drawn.lengths[sampling.seed])
-        self._engine.begin(attempt, prompt, tokens, ends)
+        super().begin(attempt, prompt, tokens, ends)
         self._contexts[attempt] = context = (len(prompt) + len(tokens)) // TOKEN_BYTES
         self._prefill += context
 
     def stop(self, attempt: Attempt) -> None:
         """Leave an attempt."""
-        self._engine.stop(attempt)
+        super().stop(attempt)
         self._contexts.pop(attempt, None)
 
     def step(self) -> tuple[StepTokens, ...]:
@@ -88,7 +91,7 @@ class DrawnEngine:
             # What the runner does between two steps counts: an instance makes no token meanwhile.
             batch, context, begun = self._last
             self._keep(EngineStep(batch, context, began - begun))
-        made = tuple(_said(each) for each in self._engine.step())
+        made = tuple(map(_said, super().step()))
         grown = [each.attempt for each in made if each.tokens]
         batch, prefill, self._prefill = len(grown), self._prefill, 0
         context = sum(self._contexts[each] for each in grown) / max(1, batch)
@@ -104,28 +107,9 @@ class DrawnEngine:
         return made
 
     def _keep(self, step: EngineStep) -> None:
-        at = self._count % STEPS_MAX * STEP.size
+        at = self._kept % STEPS_MAX * STEP.size
         STEP.pack_into(self._steps, at, step.batch, step.context_tokens, step.seconds)
-        self._count += 1
-
-    def weights_changed(self) -> None:
-        """Take changed weights."""
-        self._engine.weights_changed()
-
-    @property
-    def has_work(self) -> bool:
-        """Whether a step would do anything."""
-        return self._engine.has_work
-
-    @property
-    def capacity(self) -> EngineCapacity:
-        """How much it takes."""
-        return self._engine.capacity
-
-    @property
-    def facts(self) -> EngineFacts:
-        """What it is, and how fast it was."""
-        return self._engine.facts
+        self._kept += 1
 
 
 def _said(made: StepTokens) -> StepTokens:
@@ -133,13 +117,6 @@ def _said(made: StepTokens) -> StepTokens:
     if made.finished is None or made.finished.reason != "length":
         return made
     return msgspec.structs.replace(made, finished=msgspec.structs.replace(made.finished, reason="stop"))
-
-
-def drawn_engine(engine: Engine, hub_directory: Path, name: str) -> Engine:
-    """Return an engine that ends responses as the hub's directory says it, and counts its tokens there."""
-    drawn = _drawn_of(hub_directory)
-    own = f"{name}-{os.getpid()}"
-    return CountedEngine(DrawnEngine(engine, drawn, hub_directory / STEPS / own), hub_directory / COUNTS / own)
 
 
 def load(settings: Settings) -> LoadedEngine:
@@ -153,7 +130,7 @@ def load(settings: Settings) -> LoadedEngine:
     if killed.exists():
         back_at = float(killed.read_text()) + _drawn_of(settings.dir).back_s
         time.sleep(max(0.0, back_at - time.time()))
-    return LoadedEngine(drawn_engine(loaded.engine, settings.dir, settings.runner_id), loaded.module)
+    return LoadedEngine(DrawnEngine(loaded.engine, settings.dir, settings.runner_id), loaded.module)
 
 
 def _drawn_of(hub_directory: Path) -> Drawn:

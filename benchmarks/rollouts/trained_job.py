@@ -295,7 +295,7 @@ class TrainedJob:
         engine = None
         if workload.seeds:
             torch_engine = TorchEngine(module, is_exact=True, limits=EngineLimits(slots=workload.slots))
-            engine = drawn_engine.drawn_engine(torch_engine, self._hub_directory, "trainer")
+            engine = drawn_engine.DrawnEngine(torch_engine, self._hub_directory, "trainer")
         sampling = tensorhub.Sampling(max_tokens=workload.longest + 1, seed=SAMPLING_SEED)
         rollouts = await trainer.rollouts(
             MODEL,

@@ -58,7 +58,7 @@ class FakeEngine:
 
 def engine(folder: Path, drawn: Drawn) -> Engine:
     (folder / drawn_engine.FILE).write_bytes(msgspec.json.encode(drawn))
-    return drawn_engine.drawn_engine(FakeEngine(), folder, "runner-0")
+    return drawn_engine.DrawnEngine(FakeEngine(), folder, "runner-0")
 
 
 def test_a_response_ends_where_it_was_drawn_and_its_tokens_and_steps_are_kept(tmp_path: Path) -> None:
