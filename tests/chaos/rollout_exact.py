@@ -12,9 +12,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from tests.bounds import WAIT_S
@@ -92,22 +94,31 @@ class Exactness:
             at = end
 
 
-async def run(
-    directory: Path, *, responses: int, kills: int, publishes: int = 0, seed: int = 1, on_update: Any = "continue"
-) -> Exactness:
-    """Generate while runners are killed and versions come; return what came, compared."""
+class Generating(NamedTuple):
+    """A job whose prompts are submitted, while three runners generate with version 1."""
+
+    hub: RunningHub
+    config: Path
+    """The folder of the model's config.json."""
+    module: PreTrainedModel
+    weights: tensorhub.AsyncShard
+    rollouts: tensorhub.AsyncRollouts
+
+
+@asynccontextmanager
+async def generating(
+    directory: Path, responses: int, chance: random.Random, *, on_update: Any, retained: int | None = None
+) -> AsyncGenerator[Generating]:
+    """Have a hub in a directory, and a trainer that retains so many versions; None: as a hub does."""
     config = directory / "model"
     config.mkdir()
     (config / "config.json").write_text(json.dumps(CONFIG))
-    chance = random.Random(seed)
-    found = Exactness(versions=1 + publishes)
     plan = LocalRollouts(3, model=config, managers=2)
-    async with (
-        running_hub(directory / "hub", 2, rollouts=plan) as hub,
-        await hub.connect("default") as trainer,
-    ):
+    async with running_hub(directory / "hub", 2, rollouts=plan) as hub, await hub.connect("default") as trainer:
         module = made(1)
         weights = await trainer.register(MODEL, module, replica="trainer")
+        if retained is not None:
+            await trainer.retain(MODEL, last=retained)
         await weights.publish(1)
         rollouts = await trainer.rollouts(
             MODEL, group_size=GROUP_SIZE, sampling=SAMPLING, staleness=1000, on_update=on_update
@@ -118,9 +129,18 @@ async def run(
             for number in range(responses // GROUP_SIZE)
         ]
         await rollouts.submit(prompts)
-        taking = asyncio.create_task(_take(rollouts, found))
-        striking = asyncio.create_task(strike(hub, rollouts, found, kills, chance))
-        publishing = asyncio.create_task(_publish(weights, module, publishes, taking))
+        yield Generating(hub, config, module, weights, rollouts)
+
+
+async def run(
+    directory: Path, *, responses: int, kills: int, publishes: int = 0, seed: int = 1, on_update: Any = "continue"
+) -> Exactness:
+    """Generate while runners are killed and versions come; return what came, compared."""
+    chance, found = random.Random(seed), Exactness(versions=1 + publishes)
+    async with generating(directory, responses, chance, on_update=on_update) as job:
+        taking = asyncio.create_task(_take(job.rollouts, found))
+        striking = asyncio.create_task(strike(job.hub, job.rollouts, found, kills, chance))
+        publishing = asyncio.create_task(_publish(job.weights, job.module, publishes, taking))
         await taking
         striking.cancel()
         publishing.cancel()

@@ -13,27 +13,16 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from tests.bounds import WAIT_S
-from tests.chaos.rollout_exact import (
-    CONFIG,
-    GROUP_SIZE,
-    MODEL,
-    SAMPLING,
-    Exactness,
-    made,
-    strike,
-)
-from tests.kit.hubs import RunningHub, running_hub
-from tests.kit.tiny_engines import VOCABULARY, fill
-from tests.kit.waiting import until, until_answer
+from tests.chaos.rollout_exact import GROUP_SIZE, SAMPLING, Exactness, generating, strike
+from tests.kit.hubs import RunningHub
+from tests.kit.tiny_engines import fill
+from tests.kit.waiting import until
 from transformers import PreTrainedModel
 
 import tensorhub
-from tensorhub.local.hub import LocalRollouts
-
-JOB: Final = "default"
 
 
 class Said(NamedTuple):
@@ -69,38 +58,20 @@ async def run(
     directory: Path, *, responses: int, kills: int, publishes: int, seed: int = 1, on_update: Any = "continue"
 ) -> Replayed:
     """Generate while runners are killed and versions come, then replay."""
-    config, file = directory / "model", directory / "rollouts.jsonl"
-    config.mkdir()
-    (config / "config.json").write_text(json.dumps(CONFIG))
-    chance = random.Random(seed)
-    exact = Exactness(versions=1 + publishes)
-    plan = LocalRollouts(3, model=config, managers=2)
-    async with running_hub(directory / "hub", 2, rollouts=plan) as hub, await hub.connect(JOB) as trainer:
-        module = made(1)
-        weights = await trainer.register(MODEL, module, replica="trainer")
-        await trainer.retain(MODEL, last=1 + publishes)
-        await weights.publish(1)
-        rollouts = await trainer.rollouts(
-            MODEL, group_size=GROUP_SIZE, sampling=SAMPLING, staleness=1000, on_update=on_update
-        )
-        await until_answer(rollouts.status, lambda said: sum(e.state == "serving" for e in said.instances) == 3)
-        prompts = [
-            tensorhub.Prompt([chance.randrange(4, VOCABULARY) for _ in range(chance.randrange(1, 24))], id=f"p{number}")
-            for number in range(responses // GROUP_SIZE)
-        ]
-        await rollouts.submit(prompts)
-        taking = asyncio.create_task(_take(rollouts, exact, file))
-        striking = asyncio.create_task(strike(hub, rollouts, exact, kills, chance))
-        publishing = asyncio.create_task(_publish(weights, module, publishes, responses, exact))
+    file, chance, exact = directory / "rollouts.jsonl", random.Random(seed), Exactness(versions=1 + publishes)
+    async with generating(directory, responses, chance, on_update=on_update, retained=1 + publishes) as job:
+        taking = asyncio.create_task(_take(job.rollouts, exact, file))
+        striking = asyncio.create_task(strike(job.hub, job.rollouts, exact, kills, chance))
+        publishing = asyncio.create_task(_publish(job.weights, job.module, publishes, responses, exact))
         await taking
         striking.cancel()
         publishing.cancel()
-        said = await _replay(hub, file, config)
-        found = Replayed(exact, said, await _replay(hub, file, config, "--json"))
+        said = await _replay(job.hub, file, job.config)
+        found = Replayed(exact, said, await _replay(job.hub, file, job.config, "--json"))
         for what, lines in _changed(file.read_text().splitlines(), chance).items():
             other = directory / f"{what}.jsonl"
             other.write_text("".join(f"{line}\n" for line in lines))
-            found.changed[what] = await _replay(hub, other, config, "--json")
+            found.changed[what] = await _replay(job.hub, other, job.config, "--json")
     return found
 
 
