@@ -109,7 +109,7 @@ def answer_seeding(
     *,
     is_watched: bool = False,
 ) -> SeedingAnswer:
-    """Say how long to seed in the step that begins; each step is learnt from once, if this leader saw it whole.
+    """Say how long to seed in the step that begins; each step is learnt from once, if leader and trainer saw it whole.
 
     `root_of` a model and a version: empty where it is not known. `is_watched`: the seeding before did not end by its
     time but as the manager said, so that it is learnt from how long it took.
@@ -118,10 +118,10 @@ def answer_seeding(
     if consumer is None:
         return SeedingAnswer(error=StaleSender.__name__, message=_REPLACED)
     settings = SeedingSettings(gain=question.gain, initial_s=question.initial_s)
-    known = question.state or first(settings, LOCAL_ENGINES)
     meter, root = meter_of(consumer.model), root_of(consumer.model, question.version)
-    step = meter.last
-    if step is None or step.version <= known.version:
+    # A trainer that asks first has not measured the steps before: those of another process, or without seeding.
+    known, step = question.state or first(settings, LOCAL_ENGINES), meter.last
+    if question.state is None or step is None or step.version <= known.version:
         return SeedingAnswer(known, root, has_others=bool(meter.instances))
     # Where none was there in the whole step, none has waited for the trainer: the time would fall to nothing else.
     had_none = step.is_steady and not step.instances

@@ -139,6 +139,20 @@ def test_a_trainer_that_is_alone_is_told_so_and_does_not_seed_less_for_it() -> N
     assert led.answer(alone.state).has_others
 
 
+def test_a_trainer_that_began_anew_learns_nothing_from_a_step_that_it_has_not_measured() -> None:
+    """It knows neither how long the one before waited and seeded, so all of the step would count as training."""
+    led = Led("a")
+    led.until(1.0)
+    led.publish(1)
+    led.until(11.0)
+    led.publish(2)
+    began = led.ask()
+    assert began == SeedingState(150.0, 1)
+    led.until(21.0)
+    led.publish(3)
+    assert led.ask(began, waited_s=2.0, seeded_s=1.0).train_s == pytest.approx(7.0)
+
+
 def test_a_trainer_that_was_replaced_is_told_so() -> None:
     led = Led("a")
     question = SeedingQuestion(1, 1, 0.0, 0.0, initial_s=150.0, gain=3.0)
