@@ -56,7 +56,7 @@ def simulate(options: argparse.Namespace) -> list[Finding]:
         scenario, beside = read(name)
         systems = [*dict.fromkeys(options.system or SYSTEMS)]
         read_trace = partial(traced, beside=beside)
-        is_drawn = options.svg is not None and not todo
+        is_drawn = options.picture is not None and not todo
         found = cases(scenario, systems, options.seeds, read_trace, alone=options.alone, drawn=is_drawn)
         todo.append((scenario, list(found)))
     flat = [case for _, each in todo for case in each]
@@ -84,14 +84,14 @@ def _parser() -> Parser:
     parser = Parser(
         prog="tensorhub simulate rollout",
         description=(__doc__ or "").splitlines()[0],
-        epilog="example: tensorhub simulate rollout rlboost-8b --seeds 5 --alone --svg rlboost.svg",
+        epilog="example: tensorhub simulate rollout rlboost-8b --seeds 5 --alone --picture rlboost.svg",
     )
     parser.add_argument("names", nargs="*", metavar="SCENARIO", help=f"a YAML file, {' or '.join(OURS)}")
     parser.add_argument("--system", action="append", choices=SYSTEMS, help="these alone; by default all")
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds, from the file's on")
     parser.add_argument("--alone", action="store_true", help="no other assumptions than the file's")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    parser.add_argument("--svg", type=Path, help="draw the first scenario into this SVG file")
+    parser.add_argument("--picture", type=Path, help="draw the first scenario into this SVG file")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="how many runs at once")
     return parser
 
@@ -104,11 +104,11 @@ def main(arguments: list[str] | None = None) -> int:
         if not 1 <= number <= most:
             parser.error(f"{what} is {number}, and must be from 1 to {most}")
     try:
-        if options.svg is not None:
-            check(options.svg)
+        if options.picture is not None:
+            check(options.picture)
         findings = simulate(options)
-        if options.svg is not None:
-            draw(findings[0], options.svg)
+        if options.picture is not None:
+            draw(findings[0], options.picture)
         print_safely(partial(say, findings, as_json=options.json))
     except TensorHubError as why:
         sys.stderr.write(f"tensorhub: {why}\n")

@@ -90,15 +90,31 @@ def test_simulate_becomes_the_simulator_with_the_options(run: Run, monkeypatch: 
     assert all(importlib.util.find_spec(each) is not None for each in module)
 
 
-def test_simulate_rollout_becomes_the_simulator_of_rollouts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulate_rollout_becomes_the_simulator_of_rollouts(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     became: list[list[str]] = []
     monkeypatch.setattr("os.execv", lambda _, arguments: became.append(arguments))
-    assert run("simulate", "rollout", "--json", "mine.yaml").code == 0
+    options = ["--alone", "--json", "--picture", "p.svg", "--processes", "3"]
+    options += ["--system=arrival", "--system=oracle", "--seeds", "5"]
+    assert run("simulate", "rollout", *options, "no-such.yaml").code == 0
     (arguments,) = became
     module = "tensorhub_simulator.rollout_performance"
-    assert arguments[1:] == ["-m", "tensorhub_launcher.become", module, "--json", "--", "mine.yaml"]
-    assert importlib.util.find_spec(module) is not None
-    assert "are for clusters" in run("simulate", "rollout", "--alone").err
+    assert arguments[1:] == ["-m", "tensorhub_launcher.become", module, *options, "--", "no-such.yaml"]
+    assert importlib.import_module(f"{module}.__main__").main(arguments[4:]) == 1
+    assert "'no-such.yaml' can't be read" in capsys.readouterr().err
+    assert "are for rollouts" in run("simulate", "--seeds", "5").err
+    assert "0 is no whole number from 1" in run("simulate", "rollout", "--seeds", "0").err
+
+
+def test_commands_of_the_page_of_simulations_can_be_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    became: list[list[str]] = []
+    monkeypatch.setattr("os.execv", lambda _, arguments: became.append(arguments))
+    said = (Path(__file__).parents[3] / "docs" / "design" / "simulate.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^    tensorhub (simulate.*?)(?:  .*)?$", said, re.MULTILINE)
+    assert len(commands) > 5
+    for each in commands:
+        assert run(*each.split()).code == 0, each
 
 
 def test_bench_runs_the_benchmarks_or_says_what_is_missing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

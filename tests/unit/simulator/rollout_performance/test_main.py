@@ -47,7 +47,7 @@ def test_each_system_runs_with_each_seed_and_each_assumption(path: Path, capsys:
 
 def test_the_picture_has_all_systems(path: Path, tmp_path: Path) -> None:
     picture = tmp_path / "small.svg"
-    assert main([str(path), "--alone", "--svg", str(picture), "--processes", "1"]) == 0
+    assert main([str(path), "--alone", "--picture", str(picture), "--processes", "1"]) == 0
     said = picture.read_text(encoding="utf-8")
     for each in ("reserved", "disaggregated", "recompute", "rlboost", "streamrl", "arrival"):
         assert f">{each}: " in said

@@ -20,6 +20,7 @@ ROLLOUT_MODULE = "tensorhub_simulator.rollout_performance"
 """With `rollout` as the first word."""
 
 PROCESSES_MAX = 1024
+SEEDS_MAX = 1000
 
 
 def simulate(
@@ -29,12 +30,23 @@ def simulate(
         typer.Argument(
             metavar="[rollout] [SCENARIO]...",
             help="A YAML file, or standalone, elastic, across; by default these three. After the word rollout: a YAML "
-            "file of a job of rollouts, or rlboost-8b.",
+            "file of a job of rollouts, rlboost-8b or streamrl-7b; by default these two.",
         ),
     ] = None,
     alone: Annotated[bool, typer.Option("--alone", help="Neither other sizes nor other assumptions.")] = False,
     picture: Annotated[
-        Path | None, typer.Option(help="Draw when GPUs stand still, and how full links are, into this SVG file.")
+        Path | None,
+        typer.Option(help="Draw when GPUs stand still, and how full links are, or what a job did, into this SVG file."),
+    ] = None,
+    system: Annotated[
+        list[str] | None,
+        typer.Option(help="After rollout: this system alone; may be given several times.", metavar="NAME"),
+    ] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            help="After rollout: how many seeds, from the file's on.", parser=options.whole(1, SEEDS_MAX), metavar="N"
+        ),
     ] = None,
     processes: Annotated[
         int | None,
@@ -54,13 +66,15 @@ def simulate(
     need("simulate", "yaml", "xxhash", extra="simulate")
     names = scenarios or []
     is_rollout = names[:1] == ["rollout"]
-    if is_rollout and (alone or picture is not None or processes is not None):
-        raise typer.BadParameter("--alone, --picture and --processes are for clusters, and not for rollouts")
+    if not is_rollout and (system or seeds is not None):
+        raise typer.BadParameter("--system and --seeds are for rollouts: say simulate rollout")
     command = [sys.executable, "-m", "tensorhub_launcher.become", ROLLOUT_MODULE if is_rollout else MODULE]
     command += ["--alone"] if alone else []
     command += ["--json"] if json else []
     command += ["--picture", str(picture)] if picture is not None else []
     command += ["--processes", str(processes)] if processes is not None else []
+    command += [f"--system={each}" for each in system or ()]
+    command += ["--seeds", str(seeds)] if seeds is not None else []
     # Between the two programs Ctrl-C waits for the one that comes: no instruction is without a handler.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
