@@ -64,7 +64,7 @@ class VersionArrivals:
         self._had.discard(runner)
 
     def arrives_in_s(self, runner: str, version: int | None, now: float) -> float | None:
-        """Return in how many seconds an instance with `version` has the newest one; None: it has, or who knows when."""
+        """Return in how many seconds one with `version` has the newest; None: it has, or that is not known."""
         if self._version is None or version == self._version:
             return None
         told = self._told.get(runner)
