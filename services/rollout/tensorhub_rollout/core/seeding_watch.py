@@ -45,6 +45,9 @@ class SeedingWatch:
         local = [loads[each.runner] for each in there if each.is_local]
         if any(view.first_waiting(1)) or not others or not local or not self.can_tell:
             return None
+        if not any(each.executing or each.pending for each in there):
+            # The step's prompts may be yet to come: a trainer begins to seed before it submits them.
+            return None
         predicted_s = others_take_s(others, local, steps)
         takes_s = self._correction.factor * predicted_s
         if takes_s > self._train_s:

@@ -7,7 +7,7 @@ from tensorhub_rollout.policy.plateau import StepModel
 from tensorhub_rollout.policy.view import FleetView, InstanceView
 
 STEPS = StepModel(0.0, 1e-4, 0.0)
-LOCAL = InstanceView("trainer", 8, (), (), is_local=True)
+LOCAL = InstanceView("trainer", 8, (), (RequestId(1, 1),), is_local=True)
 REMOTE = InstanceView("remote", 8, (), ())
 
 
@@ -30,6 +30,14 @@ def test_it_is_enough_once_the_others_are_done_before_the_trainer_has_trained() 
     assert watch().is_enough(view, loads(30.0, 19.0), STEPS, 1.0) is None
     why = watch().is_enough(view, loads(30.0, 17.0), STEPS, 1.0)
     assert why == "the others are done in 49 s with all that is open, and training takes 50 s"
+
+
+def test_it_is_not_enough_before_the_steps_first_prompt() -> None:
+    """A trainer begins to seed, and then submits: its engine would be told to stop before there is anything."""
+    fresh = InstanceView("trainer", 8, (), (), is_local=True)
+    assert watch().is_enough(seen(fresh, REMOTE), loads(0.0, 0.0), STEPS, 1.0) is None
+    busy = InstanceView("remote", 8, (RequestId(1, 0),), ())
+    assert watch().is_enough(seen(fresh, busy), loads(1.0, 0.0), STEPS, 1.0) is not None
 
 
 def test_it_is_not_enough_while_something_waits_or_no_other_is_there() -> None:
