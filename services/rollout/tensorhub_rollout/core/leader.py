@@ -229,7 +229,6 @@ class Leader:
         assert self.responses.keys() <= open_
         assert {of for of in open_ if of in self.waiting} == {of for of in open_ if self.requests[of].is_waiting}
         self.pinned.check(open_)
-        assert self._submitted_in.keys() <= self.state.submissions.keys()
         assert len(self.waiting) == sum(each.is_waiting for each in self.requests.values())
         assert self._asked == {each.attempt: each for each in self.placements.values() if each.asked_at is not None}
         live = {each.placement.attempt for each in self.requests.values() if each.placement is not None}
@@ -788,15 +787,9 @@ class Leader:
                 for of in gone:
                     self.lengths.ended(of)
                     self._close(of)
-                if isinstance(event.outcome, Attached):
-                    # Of an earlier epoch all is gone, what had ended too.
-                    for seq in self._submitted_in.keys() - self.state.submissions.keys():
-                        del self._submitted_in[seq]
             case Acknowledged(requests=done):
                 for of in done:
                     self.ended.pop(of, None)
-                    if of.submission not in self.state.submissions:
-                        self._submitted_in.pop(of.submission, None)
             case _:
                 pass
 
