@@ -138,7 +138,9 @@ class Decisions:
         if question.state is None or state.version > question.state.version:
             meter = leader.meter(model)
             is_steady = meter.last is not None and meter.last.is_steady
-            watch.learnt(state.train_s, meter.last_token_at, is_steady=is_steady)
+            # What came since is of the next step.
+            last_token_at = min(meter.last_token_at, now if meter.began_at is None else meter.began_at)
+            watch.learnt(state.train_s, last_token_at, is_steady=is_steady)
         return replace(answer, is_watched=self._watches_seeding(leader, model))
 
     def _watches_seeding(self, leader: Leader, model: str) -> bool:
