@@ -19,15 +19,19 @@ from tensorhub_common.errors import TensorHubError
 from tensorhub_simulator.performance.__main__ import BY_SIGNAL, WIDTH, Parser, print_safely, raise_interrupts, read_text
 from tensorhub_simulator.performance.parallel import Bar, side_by_side
 from tensorhub_simulator.performance.svg import check
+from tensorhub_simulator.rollout_performance.allocate import Split, splits
 from tensorhub_simulator.rollout_performance.cases import SEEDS_MAX, Case, Finding, cases, run, size_of
 from tensorhub_simulator.rollout_performance.config import Scenario, ScenarioError, System, decode, with_trace
+from tensorhub_simulator.rollout_performance.job import Report
 from tensorhub_simulator.rollout_performance.picture import draw
-from tensorhub_simulator.rollout_performance.tables import objects, tables
+from tensorhub_simulator.rollout_performance.tables import allocation, allocation_objects, objects, tables
 
 FOLDER: Final = Path(__file__).with_name("scenarios")
 TRACES: Final = Path(__file__).with_name("traces")
 OURS: Final = sorted(each.stem for each in FOLDER.glob("*.yaml"))
 SYSTEMS: Final[tuple[System, ...]] = get_args(System)
+ALLOCATED: Final[tuple[System, ...]] = ("streamrl", "arrival")
+"""With these a split is simulated, unless others are asked for."""
 
 
 def read(name: str) -> tuple[Scenario, Path]:
@@ -54,7 +58,7 @@ def simulate(options: argparse.Namespace) -> list[Finding]:
     todo: list[tuple[Scenario, list[Case]]] = []
     for name in options.names or OURS:
         scenario, beside = read(name)
-        systems = [*dict.fromkeys(options.system or SYSTEMS)]
+        systems = [*dict.fromkeys(options.system or scenario.systems)]
         read_trace = partial(traced, beside=beside)
         is_drawn = options.picture is not None and not todo
         found = cases(scenario, systems, options.seeds, read_trace, alone=options.alone, drawn=is_drawn)
@@ -65,7 +69,26 @@ def simulate(options: argparse.Namespace) -> list[Finding]:
     return [Finding(scenario, tuple(each), tuple(next(reports) for _ in each)) for scenario, each in todo]
 
 
-def say(findings: list[Finding], *, as_json: bool) -> None:
+def allocate(options: argparse.Namespace) -> None:
+    """Say how StreamRL's allocation divides the instances of each scenario. Raises `TensorHubError`."""
+    systems: list[System] = options.system or [*ALLOCATED]
+    todo: list[Split] = []
+    for name in options.names:
+        todo += splits(read(name)[0])
+    flat = [Case(each.scenario, system) for each in todo for system in systems]
+    with Bar("simulating", len(flat)) as bar:
+        reports = iter(side_by_side(run, flat, size_of, min(options.processes, len(flat)), bar.done))
+    found: list[tuple[Split, list[Report]]] = [(each, [next(reports) for _ in systems]) for each in todo]
+    if options.json:
+        for each in allocation_objects(found):
+            sys.stdout.write(msgspec.json.encode(each).decode() + "\n")
+        return
+    console = Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else WIDTH)
+    for part in allocation(found, systems):
+        console.print(part)
+
+
+def say(findings: list[Finding], *, as_json: bool, tails: bool) -> None:
     """Print everything."""
     if as_json:
         for finding in findings:
@@ -75,7 +98,7 @@ def say(findings: list[Finding], *, as_json: bool) -> None:
     # Names of a file are words, whatever brackets are in them.
     console = Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else WIDTH)
     for finding in findings:
-        for part in tables(finding):
+        for part in tables(finding, tails=tails):
             console.print(part)
         console.print()
 
@@ -87,9 +110,13 @@ def _parser() -> Parser:
         epilog="example: tensorhub simulate rollout rlboost-8b --seeds 5 --alone --picture rlboost.svg",
     )
     parser.add_argument("names", nargs="*", metavar="SCENARIO", help=f"a YAML file, {' or '.join(OURS)}")
-    parser.add_argument("--system", action="append", choices=SYSTEMS, help="these alone; by default all")
+    parser.add_argument("--system", action="append", choices=SYSTEMS, help="these alone; by default those of the file")
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds, from the file's on")
     parser.add_argument("--alone", action="store_true", help="no other assumptions than the file's")
+    parser.add_argument(
+        "--allocate", action="store_true", help="how many instances are to generate and how many to train (StreamRL)"
+    )
+    parser.add_argument("--tails", action="store_true", help="also when the responses of a step are whole")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument("--picture", type=Path, help="draw the first scenario into this SVG file")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="how many runs at once")
@@ -103,13 +130,18 @@ def main(arguments: list[str] | None = None) -> int:
     for what, number, most in (("--processes", options.processes, 4096), ("--seeds", options.seeds, SEEDS_MAX)):
         if not 1 <= number <= most:
             parser.error(f"{what} is {number}, and must be from 1 to {most}")
+    if options.allocate and not options.names:
+        parser.error("--allocate divides the instances of a scenario: name one")
     try:
+        if options.allocate:
+            print_safely(partial(allocate, options))
+            return 0
         if options.picture is not None:
             check(options.picture)
         findings = simulate(options)
         if options.picture is not None:
             draw(findings[0], options.picture)
-        print_safely(partial(say, findings, as_json=options.json))
+        print_safely(partial(say, findings, as_json=options.json, tails=options.tails))
     except TensorHubError as why:
         sys.stderr.write(f"tensorhub: {why}\n")
         return 1

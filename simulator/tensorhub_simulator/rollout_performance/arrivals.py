@@ -10,7 +10,7 @@ from functools import cache
 from typing import Final
 
 from tensorhub_simulator.performance.model.cluster import ClusterRun, run
-from tensorhub_simulator.rollout_performance.weights import Weights, cluster_of
+from tensorhub_simulator.rollout_performance.weights import FarSite, Weights, cluster_of
 
 READERS_STEP: Final = 2
 """The model runs for 1, 2, 4, ... readers; between them the next larger fleet's times are taken at equal ranks."""
@@ -18,18 +18,40 @@ READERS_STEP: Final = 2
 
 def arrivals_s(weights: Weights, readers: int) -> list[float]:
     """Return how long after the publication each reader has a version, the first first."""
-    if not readers:
-        return []
+    return sites_arrivals_s(weights, readers, None, 0)[0]
+
+
+def sites_arrivals_s(
+    weights: Weights, readers: int, far: FarSite | None, far_readers: int
+) -> tuple[list[float], list[float]]:
+    """Return the same of both sites: of the trainer's, and of the far one."""
+    sizes = _size(readers), _size(far_readers)
+    if not any(sizes):
+        return [], []
+    here, there = _modelled(weights, far, *sizes)
+    return _at_equal_ranks(here, readers), _at_equal_ranks(there, far_readers)
+
+
+def _size(readers: int) -> int:
     size = 1
     while size < readers:
         size *= READERS_STEP
-    found = _modelled(weights, size)
-    return [found[int((number + 0.5) * size / readers)] for number in range(readers)]
+    return size if readers else 0
+
+
+def _at_equal_ranks(found: tuple[float, ...], readers: int) -> list[float]:
+    return [found[int((number + 0.5) * len(found) / readers)] for number in range(readers)]
 
 
 @cache
-def _modelled(weights: Weights, readers: int) -> tuple[float, ...]:
-    result = run(ClusterRun(cluster_of(weights, readers)))
-    found = sorted((each.ready_s or 0.0) - result.published_s[0] for each in result.ended(("rollout",)))
-    assert len(found) == readers, f"{readers - len(found)} of {readers} readers never had the version"
-    return tuple(found)
+def _modelled(
+    weights: Weights, far: FarSite | None, readers: int, far_readers: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    result = run(ClusterRun(cluster_of(weights, readers, far, far_readers)))
+
+    def times(kind: str, count: int) -> tuple[float, ...]:
+        found = sorted((each.ready_s or 0.0) - result.published_s[0] for each in result.ended((kind,)))
+        assert len(found) == count, f"{count - len(found)} of {count} readers never had the version"
+        return tuple(found)
+
+    return times("rollout", readers), times("far", far_readers)

@@ -7,6 +7,7 @@ import msgspec
 
 from tensorhub_simulator.rollout_performance.config import Scenario, ScenarioError, System, varied
 from tensorhub_simulator.rollout_performance.job import JobRun, Report
+from tensorhub_simulator.rollout_performance.rounds import RoundsRun
 from tensorhub_simulator.rollout_performance.timeline import Timeline
 from tensorhub_simulator.rollout_performance.trainer import trainer_of
 
@@ -83,7 +84,8 @@ def cases(
 
 def run(case: Case) -> Report:
     """Run a case."""
-    return JobRun(case.scenario, case.system, Timeline() if case.is_drawn else None).run()
+    kind = RoundsRun if case.system in ("rollpacker", "rounds") else JobRun
+    return kind(case.scenario, case.system, Timeline() if case.is_drawn else None).run()
 
 
 def size_of(case: Case) -> float:

@@ -5,7 +5,7 @@ A mistake is told in one sentence (`ScenarioError`) before anything is simulated
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import msgspec
 import yaml
@@ -17,14 +17,33 @@ from tensorhub_simulator.performance import strict_yaml
 from tensorhub_simulator.performance.variation import Variation, put
 from tensorhub_simulator.rollout_performance.engine_model import EngineCosts
 from tensorhub_simulator.rollout_performance.spot import SpotChange, TraceError, recorded, scaled
-from tensorhub_simulator.rollout_performance.weights import Weights, wrong_with
+from tensorhub_simulator.rollout_performance.weights import FarSite, Weights, wrong_with
 
-System = Literal["reserved", "disaggregated", "recompute", "rlboost", "streamrl", "arrival", "siblings", "oracle"]
+System = Literal[
+    "reserved",
+    "disaggregated",
+    "recompute",
+    "rlboost",
+    "streamrl",
+    "arrival",
+    "siblings",
+    "oracle",
+    "waitall",
+    "rollpacker",
+    "seer",
+    "rounds",
+]
 """What drives the rollouts. `reserved`: the trainer's own engines alone, which make all responses before it trains;
 where they only train, the whole fleet does both in turn. `disaggregated`: the trainer's GPUs only train, and begin once
 others have made all responses of a step. `recompute`: RLBoost's policy, and what a lost machine had made is lost with
 it. `rlboost`, `streamrl`, `arrival`: a policy of the rollout manager. `siblings`: all are placed at once, balanced in
-time by what earlier responses to a prompt let expect. `oracle`: the same, by true lengths."""
+time by what earlier responses to a prompt let expect. `oracle`: the same, by true lengths. `waitall`: all machines make
+a step's responses, placed in turns, and then train it. `rollpacker`: the same machines in rounds of short and of long
+responses (`rounds`). `seer`: one response of each group first, then the longest, by what siblings tell. `rounds`:
+`arrival`, and a trainer that takes rounds."""
+
+SYSTEMS_FIRST: Final[tuple[System, ...]] = get_args(System)[:8]
+"""What a scenario is run with that names no systems."""
 
 STEPS_MAX: Final = 1000
 STEPS_AHEAD_MAX: Final = 4
@@ -33,6 +52,9 @@ INSTANCES_MAX: Final = 4096
 SLOTS_MAX: Final = 4096
 TOKENS_MAX: Final = 1_000_000
 NUMBER_MAX: Final = 1e12
+ROUNDS_MAX: Final = 8.0
+GROWS_MIN: Final = 0.5
+GROWS_MAX: Final = 2.0
 
 
 class ScenarioError(TensorHubError):
@@ -52,6 +74,17 @@ class Lengths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prompts: int | None = None
     """After this many the same prompts come again, in the same order: their earlier responses tell how long the next
     ones are. None: each comes once."""
+    grows: float = 1.0
+    """A step's median is that of the step before, multiplied by this: what is trained thinks for longer."""
+
+
+class Rounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """RollPacker's rounds: more is asked for than is trained, and what is not made first waits for a long round."""
+
+    prompts: float = 1.25
+    """A short round has so many prompts for each that is trained."""
+    responses: float = 1.25
+    """And each of them so many responses for each that is trained. With more than 1 short responses are favoured."""
 
 
 class Trainer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,6 +107,8 @@ class Trainer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """So many steps' prompts are submitted beside those of the step that is trained: 1 is one step off."""
     on_update: OnUpdate = "continue"
     """What becomes of a response when its engine changes the version."""
+    rounds: Rounds = Rounds()
+    """With the systems that have them."""
     seed_first_s: float = 150.0
     seed_gain: float = 3.0
 
@@ -96,6 +131,9 @@ class Spot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """With a trace: so many at most (`spot.scaled`)."""
     trace_from_s: float = 0.0
     """It begins at this second of the trace."""
+    delta_from: int | None = None
+    """With a trainer of its own GPUs: begin with so many of those that there are, and take one more or one less by
+    StreamRL's rule (`fleet_size`). None: take all that the trainer keeps up with."""
     recorded: tuple[SpotChange, ...] = ()
     """What the trace has, once it is read; no scenario says it."""
 
@@ -129,9 +167,13 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     price: Price
     weights: Weights | None = None
     """In place of `spot.load_s`: what moves, and over what."""
+    far: FarSite | None = None
+    """Instances at another site, to which `weights` move as well."""
     pause_s: float = 0.1
     """An engine stands still so long to go over to a version that it has beside its own."""
     about: str = ""
+    systems: tuple[System, ...] = SYSTEMS_FIRST
+    """What it is run with, unless others are asked for. Factors are over the first."""
     vary: tuple[Variation, ...] = ()
     """What may be otherwise: values by their path in this file, such as `spot.notice_s: 30`."""
 
@@ -194,6 +236,8 @@ def wrongs(scenario: Scenario) -> Iterator[str]:
         ("trainer.token_s", trainer.token_s, 0.0, NUMBER_MAX),
         ("trainer.publish_s", trainer.publish_s, 0.0, NUMBER_MAX),
         ("trainer.seed_first_s", trainer.seed_first_s, 0.0, NUMBER_MAX),
+        ("trainer.rounds.prompts", trainer.rounds.prompts, 1.0, ROUNDS_MAX),
+        ("trainer.rounds.responses", trainer.rounds.responses, 1.0, ROUNDS_MAX),
         ("trainer.seed_gain", trainer.seed_gain, 1e-3, NUMBER_MAX),
         ("lengths.prompt", lengths.prompt, 1, TOKENS_MAX),
         ("lengths.prompts", trainer.groups if lengths.prompts is None else lengths.prompts, trainer.groups, NUMBER_MAX),
@@ -201,11 +245,7 @@ def wrongs(scenario: Scenario) -> Iterator[str]:
         ("lengths.median", lengths.median, 1, lengths.longest),
         ("lengths.between", lengths.between, 0.0, 10.0),
         ("lengths.within", lengths.within, 0.0, 10.0),
-        ("engine.slots", engine.slots, 1, SLOTS_MAX),
-        ("engine.fixed_s", engine.fixed_s, 1e-9, NUMBER_MAX),
-        ("engine.each_s", engine.each_s, 0.0, NUMBER_MAX),
-        ("engine.attention_s", engine.attention_s, 0.0, NUMBER_MAX),
-        ("engine.prefill_tokens_per_s", engine.prefill_tokens_per_s, 1e-3, NUMBER_MAX),
+        ("lengths.grows", lengths.grows, GROWS_MIN, GROWS_MAX),
         ("spot.boot_s", spot.boot_s, 0.0, NUMBER_MAX),
         ("spot.load_s", spot.load_s or 0.0, 0.0, NUMBER_MAX),
         ("spot.notice_s", spot.notice_s, 0.0, NUMBER_MAX),
@@ -216,18 +256,53 @@ def wrongs(scenario: Scenario) -> Iterator[str]:
         if not least <= number <= most:
             yield f"{what} is {number:g}, and must be from {least:g} to {most:g}"
     needed = lengths.prompt + lengths.longest
-    if engine.kv_tokens is not None and not needed <= engine.kv_tokens <= NUMBER_MAX:
-        yield f"engine.kv_tokens is {engine.kv_tokens}, and the longest response needs {needed} with its prompt"
+    yield from _wrongs_of_engine("engine", engine, needed)
     if (spot.load_s is None) == (scenario.weights is None):
         yield "spot.load_s and weights exclude each other: say how long a version takes, or what moves"
+    yield from _wrongs_of_far(scenario, needed)
     if scenario.weights is not None:
-        wrong = wrong_with(scenario.weights, spot.most + trainer.engines)
+        wrong = wrong_with(scenario.weights, spot.most + trainer.engines, scenario.far)
         if wrong is not None:
             yield f"weights: {wrong}"
     names = [each.what for each in scenario.vary]
     if "" in names or len({*names}) < len(names):
         yield "each of vary needs a `what` of its own, by which it is told"
     yield from _wrongs_of_spot(spot)
+    if not scenario.systems:
+        yield "systems is empty: name at least one, or leave it out"
+    if spot.delta_from is not None and (trainer.seeds or not 1 <= spot.delta_from <= spot.most):
+        yield (
+            f"spot.delta_from is {spot.delta_from}, and must be from 1 to the {spot.most} that there are, with "
+            "trainer.seeds: false"
+        )
+
+
+def _wrongs_of_engine(path: str, engine: EngineCosts, needed: int) -> Iterator[str]:
+    for what, number, least, most in (
+        ("slots", engine.slots, 1, SLOTS_MAX),
+        ("fixed_s", engine.fixed_s, 1e-9, NUMBER_MAX),
+        ("each_s", engine.each_s, 0.0, NUMBER_MAX),
+        ("attention_s", engine.attention_s, 0.0, NUMBER_MAX),
+        ("prefill_tokens_per_s", engine.prefill_tokens_per_s, 1e-3, NUMBER_MAX),
+    ):
+        if not least <= number <= most:
+            yield f"{path}.{what} is {number:g}, and must be from {least:g} to {most:g}"
+    if engine.kv_tokens is not None and not needed <= engine.kv_tokens <= NUMBER_MAX:
+        yield f"{path}.kv_tokens is {engine.kv_tokens}, and the longest response needs {needed} with its prompt"
+
+
+def _wrongs_of_far(scenario: Scenario, needed: int) -> Iterator[str]:
+    far = scenario.far
+    if far is None:
+        return
+    if scenario.weights is None:
+        yield "far needs weights: they are what the line between the sites carries"
+    if not 1 <= far.instances <= INSTANCES_MAX:
+        yield f"far.instances is {far.instances}, and must be from 1 to {INSTANCES_MAX}"
+    if not 0 <= far.price <= NUMBER_MAX:
+        yield f"far.price is {far.price:g}, and must be from 0 to {NUMBER_MAX:g}"
+    if far.engine is not None:
+        yield from _wrongs_of_engine("far.engine", far.engine, needed)
 
 
 def _wrongs_of_spot(spot: Spot) -> Iterator[str]:

@@ -16,8 +16,14 @@ def prompt_of(scenario: Scenario, step: int, group: int) -> str:
 
 def length_of(scenario: Scenario, step: int, index: int) -> int:
     """Return how many tokens the response of a step with this number has."""
-    lengths, seed = scenario.lengths, scenario.seed
     prompt = prompt_of(scenario, step, index // scenario.trainer.group_size)
+    return response_length(scenario, prompt, f"{step + 1} {index}", step)
+
+
+def response_length(scenario: Scenario, prompt: str, response: str, step: int) -> int:
+    """Return how many tokens a response to a prompt has, by their names."""
+    lengths, seed = scenario.lengths, scenario.seed
+    median = lengths.median * lengths.grows**step
     of_prompt = Random(f"{seed} {prompt}").gauss(0.0, lengths.between)
-    of_response = Random(f"{seed} {step + 1} {index}").gauss(0.0, lengths.within)
-    return max(1, min(lengths.longest, round(lengths.median * math.exp(of_prompt + of_response))))
+    of_response = Random(f"{seed} {response}").gauss(0.0, lengths.within)
+    return max(1, min(lengths.longest, round(median * math.exp(of_prompt + of_response))))

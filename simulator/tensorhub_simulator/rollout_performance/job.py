@@ -76,14 +76,18 @@ from tensorhub_runner.core.runner_events import (
     SendReport,
 )
 from tensorhub_simulator.engine.agenda import Agenda
-from tensorhub_simulator.rollout_performance.arrivals import arrivals_s
+from tensorhub_simulator.rollout_performance.arrivals import arrivals_s, sites_arrivals_s
+from tensorhub_simulator.rollout_performance.baselines import ProbesFirst, in_turns
 from tensorhub_simulator.rollout_performance.config import Scenario, System
 from tensorhub_simulator.rollout_performance.draws import length_of, prompt_of
+from tensorhub_simulator.rollout_performance.engine_model import EngineCosts
+from tensorhub_simulator.rollout_performance.fleet_size import FleetSize
 from tensorhub_simulator.rollout_performance.machine import HEARTBEAT_S, RESEND_S, Machine, Pace
 from tensorhub_simulator.rollout_performance.offline import balanced_in_time
 from tensorhub_simulator.rollout_performance.spot import SpotChange
+from tensorhub_simulator.rollout_performance.tails import StepTail, tail_of
 from tensorhub_simulator.rollout_performance.timeline import Doing, Sample, Span, Timeline
-from tensorhub_simulator.rollout_performance.trainer import StepProgress, StepRecord, trainer_of
+from tensorhub_simulator.rollout_performance.trainer import COLOCATED, StepProgress, StepRecord, trainer_of
 
 MODEL: Final = "policy"
 LOG: Final = "the-log"
@@ -99,7 +103,7 @@ FLEET_LOOK_S: Final = 1.0
 """How often machines are started for what the trainer keeps up with."""
 VERSIONS_SHOWN: Final = 8
 _ROUNDING: Final = 1e-6
-POLICIES: Final[Mapping[System, PolicyName]] = {"streamrl": "streamrl", "arrival": "arrival"}
+POLICIES: Final[Mapping[System, PolicyName]] = {"streamrl": "streamrl", "arrival": "arrival", "rounds": "arrival"}
 """How requests are placed; all other systems have RLBoost's policy."""
 SECONDS_MAX: Final = 1e7
 """A job that is not over after so much virtual time hangs."""
@@ -125,6 +129,10 @@ class Report(msgspec.Struct, frozen=True):
     lost: int
     """Instances that went with work on them."""
     step_s: tuple[float, ...]
+    tails: tuple[StepTail, ...] = ()
+    """When the responses of each step were whole."""
+    instances: tuple[int, ...] = ()
+    """With `spot.delta_from`: how many there were to be in each step."""
     timeline: Timeline | None = None
     """Where it was asked for."""
 
@@ -160,6 +168,7 @@ class JobRun:
         self._spot_s, self._made, self._lost, self._responses = 0.0, 0, 0, 0
         self._lengths: dict[RequestId, int] = {}
         self._trainer = trainer_of(scenario, system)
+        self._probes = ProbesFirst(self._trainer.group_size, self._expected)
         self._submitted: list[StepProgress] = []
         """By step."""
         self._progress_of: dict[int, StepProgress] = {}
@@ -174,7 +183,10 @@ class JobRun:
         """When the policies look next."""
         self._seq += 1
         fold(self._state, self._seq, Lead(1, "manager"))
-        largest = self._trainer.engines + scenario.spot.most
+        self._far = frozenset(f"far-{number}" for number in range(scenario.far.instances if scenario.far else 0))
+        """The instances at another site."""
+        self._size = None if scenario.spot.delta_from is None else FleetSize(scenario, scenario.spot.delta_from)
+        largest = self._trainer.engines + scenario.spot.most + len(self._far)
         self._pace, slowest = Pace(), Pace()
         slowest.follow(largest)
         self._look_s = max(LOOK_S, largest / LOOKED_AT_PER_S)
@@ -200,6 +212,8 @@ class JobRun:
                 self._agenda.at(at, partial(self._change_available, count))
             for change in self._scenario.spot.recorded:
                 self._agenda.at(change.at_s, partial(self._follow_trace, change))
+            for name in sorted(self._far):
+                self._start(name, is_local=False)
             self._agenda.after(0.0, self._follow_fleet)
         self._agenda.after(0.0, self._begin_step)
         if self._timeline is not None:
@@ -212,7 +226,7 @@ class JobRun:
 
     @property
     def _has_spot(self) -> bool:
-        return self._system != "reserved"
+        return self._system != "reserved" and self._system not in COLOCATED
 
     @property
     def _is_over(self) -> bool:
@@ -227,6 +241,8 @@ class JobRun:
         assert self._responses == self._trainer.steps * self._trainer.groups * self._trainer.group_size
         hours = self._agenda.now / 3600
         cost = hours * self._trainer.engines * scenario.price.reserved + self._spot_s / 3600 * scenario.price.spot
+        if scenario.far is not None and self._has_spot:
+            cost += hours * scenario.far.instances * scenario.far.price
         return Report(
             self._system,
             len(steps),
@@ -241,6 +257,11 @@ class JobRun:
             cost,
             self._lost,
             tuple(each.seconds for each in steps),
+            tuple(
+                tail_of(progress, record.began_at, scenario)
+                for progress, record in zip(self._submitted, steps, strict=True)
+            ),
+            () if self._size is None else tuple(self._size.units_of_steps),
             self._timeline,
         )
 
@@ -273,7 +294,8 @@ class JobRun:
             for of in outcome.opened:
                 self._progress_of[of.submission] = step
                 step.open.add(of)
-                self._lengths[of] = length_of(self._scenario, step.number, step.submitted)
+                self._lengths[of] = self._length_of(step)
+                self._opened(step, of)
                 step.submitted += 1
         elif isinstance(outcome, Ended):
             for of in outcome.requests:
@@ -281,8 +303,15 @@ class JobRun:
                 assert request is not None
                 assert request.end is not None
                 assert request.end.tokens == self._lengths[of], f"{of} has {request.end.tokens} tokens"
-                self._progress_of[of.submission].ended(of, request.end.tokens)
+                self._progress_of[of.submission].ended(of, request.end.tokens, self._agenda.now)
             self._train()
+
+    def _opened(self, step: StepProgress, of: RequestId) -> None:
+        """Note a response that is asked for, the next of a step."""
+
+    def _length_of(self, step: StepProgress) -> int:
+        """Return how long the next response of a step will be."""
+        return length_of(self._scenario, step.number, step.submitted)
 
     def _by(self) -> SdkSender:
         self._n += 1
@@ -312,11 +341,19 @@ class JobRun:
 
     def _wanted(self) -> Iterator[Want | Place | Withdraw | EndSeeding]:
         """Yield what the manager's policies want, or what takes their place."""
-        if self._system not in ("siblings", "oracle"):
-            yield from self._decisions.look(self._leader, MODEL, self._agenda.now)
-            return
-        left_of = self._left if self._system == "oracle" else self._expected
-        for action in balanced_in_time(self._leader.view(MODEL), left_of, self._scenario.engine):
+        match self._system:
+            case "waitall" | "rollpacker":
+                actions = in_turns(self._leader.view(MODEL))
+            case "seer":
+                actions = self._probes.actions(self._leader.view(MODEL))
+            case "siblings":
+                actions = balanced_in_time(self._leader.view(MODEL), self._expected, self._scenario.engine)
+            case "oracle":
+                actions = balanced_in_time(self._leader.view(MODEL), self._left, self._scenario.engine)
+            case _:
+                yield from self._decisions.look(self._leader, MODEL, self._agenda.now)
+                return
+        for action in actions:
             if isinstance(action, PlaceAction):
                 yield Place(action.request, action.runner)
             else:
@@ -378,7 +415,12 @@ class JobRun:
     def _send(self, runner: str, event: RunnerInput) -> None:
         machine = self._machines.get(runner)
         if machine is not None:
-            self._agenda.after(DELAY_S, partial(self._tell_machine, machine, event))
+            self._agenda.after(self._delay_s(runner), partial(self._tell_machine, machine, event))
+
+    def _delay_s(self, name: str) -> float:
+        """Return how long a message takes from an instance, or to it."""
+        far = self._scenario.far
+        return DELAY_S if far is None or name not in self._far else DELAY_S + far.rtt_ms / 2e3
 
     def _tell_machine(self, machine: Machine, event: RunnerInput) -> None:
         machine.tell(event)
@@ -386,12 +428,12 @@ class JobRun:
             self._end_seeding(len(self._steps) - 1)
 
     def _carry_out_for(self, machine: Machine, effect: RunnerEffect) -> None:
-        name = machine.name
+        name, delay_s = machine.name, self._delay_s(machine.name)
         match effect:
             case AnswerAssign(results=results):
-                self._agenda.after(DELAY_S, partial(self._hear, AssignAnswered(name, 1, results)))
+                self._agenda.after(delay_s, partial(self._hear, AssignAnswered(name, 1, results)))
             case AnswerAbort(stopped=stopped, forgotten=forgotten):
-                self._agenda.after(DELAY_S, partial(self._hear, AbortAnswered(name, 1, stopped, forgotten)))
+                self._agenda.after(delay_s, partial(self._hear, AbortAnswered(name, 1, stopped, forgotten)))
             case SendFrame(frame=frame):
                 self._ask(machine, FrameCame(name, frame))
             case SendReport(report=report):
@@ -402,6 +444,8 @@ class JobRun:
                 pass
 
     def _ask(self, machine: Machine, event: LeaderInput) -> None:
+        delay_s = self._delay_s(machine.name)
+
         def answer() -> None:
             for effect in self._tell(event):
                 said: RunnerInput | None = None
@@ -413,9 +457,9 @@ class JobRun:
                     case AnswerHeartbeat(result=beat):
                         said = HeartbeatAnswered(beat)
                 if said is not None:
-                    self._agenda.after(DELAY_S, partial(self._tell_machine, machine, said))
+                    self._agenda.after(delay_s, partial(self._tell_machine, machine, said))
 
-        self._agenda.after(DELAY_S, answer)
+        self._agenda.after(delay_s, answer)
 
     def _see_versions(self) -> None:
         self._tell(VersionsSeen(MODEL, self._versions, frozenset({self._version})))
@@ -424,7 +468,7 @@ class JobRun:
 
     def _change_available(self, count: int) -> None:
         self._available = count
-        spot = [each for each in self._machines.values() if not each.is_local]
+        spot = [each for each in self._machines.values() if not each.is_local and each.name not in self._far]
         going = len(spot) + len(self._booting) - count
         for name in [*self._booting][: max(0, going)]:
             self._spot_s += self._agenda.now - self._booting.pop(name)
@@ -460,7 +504,9 @@ class JobRun:
         wished = self._available
         if self._seeding is not None and self._seeding.version >= 0:
             wished = min(wished, max(1, self._seeding.remote_max))
-        spot = sum(not each.is_local for each in self._machines.values())
+        if self._size is not None:
+            wished = min(wished, self._size.units)
+        spot = sum(not each.is_local and each.name not in self._far for each in self._machines.values())
         for _ in range(wished - spot - len(self._booting)):
             name = self._next_name()
             self._booting[name] = self._agenda.now
@@ -490,6 +536,35 @@ class JobRun:
         self._arrivals.shuffle(found)
         return found
 
+    def _all_arrivals_s(self) -> Iterator[tuple[Machine, float]]:
+        """Yield all machines, and how long a version takes until each has it."""
+        here = [each for each in self._machines.values() if each.name not in self._far]
+        there = [each for each in self._machines.values() if each.name in self._far]
+        weights = self._scenario.weights
+        if weights is None or not there:
+            yield from zip(here, self._arrivals_s(len(here)), strict=True)
+            return
+        for machines, found in zip(
+            (here, there), sites_arrivals_s(weights, len(here), self._scenario.far, len(there)), strict=True
+        ):
+            self._arrivals.shuffle(found)
+            yield from zip(machines, found, strict=True)
+
+    def _resize(self, size: FleetSize) -> None:
+        """Take one machine more, or let one go that has given back what it had."""
+        before = size.units
+        size.step_ended(self._submitted[len(self._steps) - 1], self._steps[-1].trained_s + self._trainer.publish_s)
+        spot = [each for each in self._machines.values() if not each.is_local and each.name not in self._far]
+        if size.units < before and spot:
+            spot[-1].tell(PreemptionNoticed())
+            self._agenda.after(LOOK_S, partial(self._end_drained, spot[-1]))
+
+    def _end_drained(self, machine: Machine) -> None:
+        if machine.is_up and not machine.core.is_drained:
+            self._agenda.after(LOOK_S, partial(self._end_drained, machine))
+            return
+        self._end(machine)
+
     def _run_first(self, name: str, version: int) -> None:
         if name not in self._booting:
             return
@@ -506,13 +581,17 @@ class JobRun:
             self._agenda,
             self._lengths.__getitem__,
             self._carry_out_for,
-            self._scenario.engine,
+            self._engine_of(name),
             self._pace,
             is_local,
             is_forgetful=self._system == "recompute",
         )
         self._pace.follow(len(self._machines))
         machine.start(MODEL, self._version)
+
+    def _engine_of(self, name: str) -> EngineCosts:
+        far = self._scenario.far
+        return far.engine if far is not None and far.engine is not None and name in self._far else self._scenario.engine
 
     def _end(self, machine: Machine) -> None:
         if not machine.is_up:
@@ -522,7 +601,7 @@ class JobRun:
         del self._machines[machine.name]
         self._pace.follow(len(self._machines))
         self._agenda.after(SILENCE_S, partial(self._miss, machine.name))
-        if not machine.is_local:
+        if not machine.is_local and machine.name not in self._far:
             self._spot_s += self._agenda.now - machine.began_at
             self._lost += machine.engine.has_work
             if self._timeline is not None and machine.engine.has_work and not self._is_over:
@@ -558,7 +637,7 @@ class JobRun:
 
     def _submit(self, step: int) -> None:
         """Submit the groups of a step; those of an earlier one go first."""
-        self._submitted.append(StepProgress(self._trainer, step))
+        self._submitted.append(StepProgress(self._trainer, step, submitted_at=self._agenda.now))
         names = [
             (f"s{step}-{number}", prompt_of(self._scenario, step, number)) for number in range(self._trainer.groups)
         ]
@@ -669,9 +748,10 @@ class JobRun:
         published = (*self._versions.published, self._version)[-VERSIONS_SHOWN:]
         self._versions = PublishedVersions(self._version, published)
         self._see_versions()
-        machines = [*self._machines.values()]
-        for machine, load_s in zip(machines, self._arrivals_s(len(machines)), strict=True):
+        for machine, load_s in self._all_arrivals_s():
             self._agenda.after(load_s, partial(machine.stage, self._version, self._scenario.pause_s))
+        if self._size is not None:
+            self._resize(self._size)
         if not self._is_over:
             self._begin_step()
 

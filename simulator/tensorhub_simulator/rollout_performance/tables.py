@@ -1,25 +1,28 @@
 """What came of a scenario's runs, as tables for people and as one JSON object a line for programs."""
 
 from collections.abc import Callable, Iterator
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import msgspec
 from rich import box
 from rich.table import Table
 
+from tensorhub_simulator.rollout_performance.allocate import Split
 from tensorhub_simulator.rollout_performance.cases import Finding
 from tensorhub_simulator.rollout_performance.config import System
 from tensorhub_simulator.rollout_performance.job import Report
 
 
-def tables(finding: Finding) -> Iterator[Table | str]:
-    """Yield what to print of a scenario."""
+def tables(finding: Finding, *, tails: bool = False) -> Iterator[Table | str]:
+    """Yield what to print of a scenario; `tails`: also when the responses of a step are whole."""
     first = finding.reports[0]
     seeds = len(finding.of("", finding.systems[0]))
     about = f"{finding.scenario.name}: {first.steps} steps, {first.responses} responses"
     yield f"{about}; median of {seeds} seeds (least-most)" if seeds > 1 else about
     yield _systems(finding)
+    if tails:
+        yield _tails(finding)
     if finding.variations:
         yield _variations(finding)
 
@@ -45,10 +48,38 @@ def _systems(finding: Finding) -> Table:
     return table
 
 
+def _tails(finding: Finding) -> Table:
+    """Return when a step's responses are whole, by system: means of all steps, medians of seeds."""
+    table = Table(title="responses that are trained, s from the step's begin", title_justify="left", box=box.SIMPLE)
+    for head in ("system", "steps", "80 %", "90 %", "all", "80 % to all", "90 % to all", "less", "bound", "all/bound"):
+        table.add_column(head, justify="left" if head == "system" else "right")
+    base = finding.of("", finding.systems[0])
+    for system in finding.systems:
+        found = finding.of("", system)
+        less = [1 - _mean(one, "tail_s") / _mean(other, "tail_s") for one, other in zip(found, base, strict=True)]
+        table.add_row(
+            system,
+            _spread([other.seconds / one.seconds for one, other in zip(found, base, strict=True)], "{:.2f}"),
+            *(
+                f"{median(_mean(each, name) for each in found):,.1f}"
+                for name in ("most_s", "nearly_s", "all_s", "tail80_s", "tail_s")
+            ),
+            _spread(less, "{:.0%}"),
+            f"{median(_mean(each, 'bound_s') for each in found):,.1f}",
+            _spread([_mean(each, "all_s") / _mean(each, "bound_s") for each in found], "{:.2f}"),
+        )
+    return table
+
+
+def _mean(report: Report, name: str) -> float:
+    return fmean(getattr(each, name) for each in report.tails)
+
+
 def _variations(finding: Finding) -> Table:
     """Return the factors over the first system, one assumption a row."""
     table = Table(title="factor, if instead", title_justify="left", box=box.SIMPLE)
     table.add_column("")
+    table.add_column(f"{finding.systems[0]}, tokens/s", justify="right")
     systems: list[System] = finding.systems[1:] or finding.systems
     for system in systems:
         table.add_column(system, justify="right")
@@ -58,7 +89,7 @@ def _variations(finding: Finding) -> Table:
             _spread(_over(finding.of(what, system), base, lambda each: each.tokens_per_s), "{:.2f}")
             for system in systems
         )
-        table.add_row(what, *cells)
+        table.add_row(what, _spread([each.tokens_per_s for each in base], "{:,.0f}"), *cells)
     return table
 
 
@@ -83,4 +114,57 @@ def objects(finding: Finding) -> Iterator[dict[str, Any]]:
             "seed": case.scenario.seed,
             **tree,
             "tokens_per_s": report.tokens_per_s,
+            "tail_s": _mean(report, "tail_s"),
+            "tail80_s": _mean(report, "tail80_s"),
         }
+
+
+def allocation(found: list[tuple[Split, list[Report]]], systems: list[System]) -> Iterator[Table]:
+    """Yield a table for each scenario and number of sites: splits, what the profile says, and what was simulated."""
+    for name in dict.fromkeys(split.scenario.name for split, _ in found):
+        table = Table(title=f"{name}: StreamRL's allocation, and beside it", title_justify="left", box=box.SIMPLE)
+        for head in ("generate", "train", "generation, s", "training, s", "step, s"):
+            table.add_column(head, justify="right")
+        for system in systems:
+            for head in (f"{system}: step, s", "tokens/s", "tokens/cost"):
+                table.add_column(head, justify="right")
+        for split, reports in found:
+            if split.scenario.name != name:
+                continue
+            times = [f"{each:,.0f}" for each in (split.generation_s, split.training_s, split.step_s)]
+            simulated = [
+                said
+                for each in reports
+                for said in (f"{settled_s(each):,.0f}", f"{each.tokens_per_s:,.0f}", f"{each.tokens_per_cost:,.0f}")
+            ]
+            mark = " *" if split.is_chosen else ""
+            table.add_row(f"{split.generation}{mark}", str(split.training), *times, *simulated)
+        table.caption, table.caption_justify = (
+            "* chosen; the first step, which nothing was made for, is left out",
+            "left",
+        )
+        yield table
+
+
+def settled_s(report: Report) -> float:
+    """Return how long a step takes, but for the first one, in seconds: nothing was made ahead for that."""
+    return fmean(report.step_s[1:] or report.step_s)
+
+
+def allocation_objects(found: list[tuple[Split, list[Report]]]) -> Iterator[dict[str, Any]]:
+    """Yield each split with each system."""
+    for split, reports in found:
+        for each in reports:
+            yield {
+                "scenario": split.scenario.name,
+                "generation": split.generation,
+                "training": split.training,
+                "is_chosen": split.is_chosen,
+                "generation_s": split.generation_s,
+                "training_s": split.training_s,
+                "predicted_step_s": split.step_s,
+                "system": each.system,
+                "step_s": settled_s(each),
+                "tokens_per_s": each.tokens_per_s,
+                "tokens_per_cost": each.tokens_per_cost if each.cost else None,
+            }

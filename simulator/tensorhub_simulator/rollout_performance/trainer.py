@@ -7,17 +7,31 @@ A trainer that is one step ahead (StreamRL, arXiv 2504.15930, section 3) submits
 begins: they are made on weights that lack one step of training, while that step is trained.
 """
 
+from bisect import insort
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
 from msgspec.structs import replace
 
 from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_simulator.rollout_performance.config import Scenario, System, Trainer
 
+COLOCATED: Final[frozenset[System]] = frozenset({"waitall", "rollpacker"})
+"""All machines of these generate until a step is made, and then train it."""
+
 
 def trainer_of(scenario: Scenario, system: System) -> Trainer:
     """Return a scenario's trainer as a system has it."""
     found = scenario.trainer
+    if system in COLOCATED:
+        # The same machines, which generate together and then train together.
+        engines = found.engines + scenario.spot.first
+        token_s = found.token_s * found.engines / engines
+        whole = found.groups * found.group_size
+        return replace(found, seeds=True, steps_ahead=0, micro_batch=whole, engines=engines, token_s=token_s)
+    if system == "rounds":
+        return replace(found, steps_ahead=0)
     if system == "disaggregated":
         return replace(found, seeds=False, steps_ahead=0, micro_batch=found.groups * found.group_size)
     if system == "reserved" and not found.seeds:
@@ -59,11 +73,24 @@ class StepProgress:
     open: set[RequestId] = field(default_factory=set)
     ready: list[tuple[RequestId, int]] = field(default_factory=list)
     """With their tokens."""
+    submitted_at: float = 0.0
+    """When its prompts were submitted, in seconds, as all times."""
+    ends: list[float] = field(default_factory=list)
+    """When each response was whole that is trained, the first first."""
+    longest: int = 0
+    """Tokens of the longest of these."""
 
-    def ended(self, of: RequestId, tokens: int) -> None:
+    def ended(self, of: RequestId, tokens: int, now: float) -> None:
         """Note that a response is whole."""
         self.open.remove(of)
-        self.ready.append((of, tokens))
+        self.add([(of, tokens, now)])
+
+    def add(self, found: Iterable[tuple[RequestId, int, float]]) -> None:
+        """Have responses be trained: each with its tokens, and when it was whole."""
+        for of, tokens, at in found:
+            self.ready.append((of, tokens))
+            insort(self.ends, at)
+            self.longest = max(self.longest, tokens)
 
     def take(self) -> list[tuple[RequestId, int]]:
         """Return what to train now; nothing: there is less than a micro-batch, and more to come."""

@@ -55,6 +55,14 @@ def wants_one_more(generation_s: float, training_s: float, with_one_more_s: floa
     return won_s > 0 and generation_s - training_s >= won_s
 
 
+def wants_one_less(generation_s: float, training_s: float, with_one_less_s: float) -> bool:
+    """Tell whether generation gives one unit back: with one less it is still no slower than training.
+
+    The paper grows generation alone. What gives back here never takes again at once, nor the other way round.
+    """
+    return with_one_less_s <= training_s and with_one_less_s >= generation_s
+
+
 def _at(generating: int, trainable: int, generation: SecondsWith, training: SecondsWith) -> Allocation:
     return Allocation(generating, trainable, max(generation(generating), training(trainable)))
 
