@@ -84,7 +84,7 @@ def cases(
 
 def run(case: Case) -> Report:
     """Run a case."""
-    kind = RoundsRun if case.system in ("rollpacker", "rounds") else JobRun
+    kind = RoundsRun if case.system in ("rollpacker", "rounds", "graded") else JobRun
     return kind(case.scenario, case.system, Timeline() if case.is_drawn else None).run()
 
 

@@ -32,6 +32,7 @@ System = Literal[
     "rollpacker",
     "seer",
     "rounds",
+    "graded",
 ]
 """What drives the rollouts. `reserved`: the trainer's own engines alone, which make all responses before it trains;
 where they only train, the whole fleet does both in turn. `disaggregated`: the trainer's GPUs only train, and begin once
@@ -40,7 +41,8 @@ it. `rlboost`, `streamrl`, `arrival`: a policy of the rollout manager. `siblings
 time by what earlier responses to a prompt let expect. `oracle`: the same, by true lengths. `waitall`: all machines make
 a step's responses, placed in turns, and then train it. `rollpacker`: the same machines in rounds of short and of long
 responses (`rounds`). `seer`: one response of each group first, then the longest, by what siblings tell. `rounds`:
-`arrival`, and a trainer that takes rounds."""
+`arrival`, and a trainer that takes rounds. `graded`: the same, and rounds have prompts of about equal lengths once all
+have come (`lengths.prompts`)."""
 
 SYSTEMS_FIRST: Final[tuple[System, ...]] = get_args(System)[:8]
 """What a scenario is run with that names no systems."""

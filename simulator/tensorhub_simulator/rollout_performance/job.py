@@ -103,7 +103,12 @@ FLEET_LOOK_S: Final = 1.0
 """How often machines are started for what the trainer keeps up with."""
 VERSIONS_SHOWN: Final = 8
 _ROUNDING: Final = 1e-6
-POLICIES: Final[Mapping[System, PolicyName]] = {"streamrl": "streamrl", "arrival": "arrival", "rounds": "arrival"}
+POLICIES: Final[Mapping[System, PolicyName]] = {
+    "streamrl": "streamrl",
+    "arrival": "arrival",
+    "rounds": "arrival",
+    "graded": "arrival",
+}
 """How requests are placed; all other systems have RLBoost's policy."""
 SECONDS_MAX: Final = 1e7
 """A job that is not over after so much virtual time hangs."""

@@ -1,7 +1,8 @@
 """Placements for comparison: balanced in time by lengths that are known or expected, and the exact optimum. Pure.
 
 An instance whose step takes `fixed + each` seconds for one request, and `each` more for each other one, ends responses
-of lengths L after `fixed * max(L) + each * sum(L)`. So a long response that is placed beside few others costs least,
+of lengths L after `fixed * max(L) + each * sum(L)`; where it has few slots, `sum(L) / slots` may be more than `max(L)`.
+So a long response that is placed beside few others costs least,
 and instances are to be equal in time, not in counts: the few longest ones come to have instances to themselves. This
 is what TailSieve (2026) says of the offline optimum; it takes lengths from earlier responses to the same prompt. Seer
 (2026) takes them from siblings that have ended. Both are in production's estimate of a length.
@@ -39,7 +40,8 @@ def balanced_in_time(view: FleetView, left_of: Callable[[RequestId], float], cos
         tokens = left[of]
 
         def ends_s(runner: str, tokens: float = tokens) -> tuple[float, str]:
-            return costs.fixed_s * max(longest[runner], tokens) + each_s * (total[runner] + tokens), runner
+            steps = max(longest[runner], tokens, (total[runner] + tokens) / costs.slots)
+            return costs.fixed_s * steps + each_s * (total[runner] + tokens), runner
 
         runner = min(total, key=ends_s)
         actions.append(PlaceAction(of, runner, f"it ends soonest there, after {ends_s(runner)[0]:.1f} s"))

@@ -5,6 +5,9 @@ its responses are whole as are trained, and the round is over once as many group
 and its prompts wait; as soon as they fill a step, a long round makes them anew, all of their responses. So each
 response is made on the version on which it is trained, and each prompt is trained once, short ones sooner.
 
+`graded`: once all prompts have been trained, and come again, a round has prompts whose responses were about as long
+before: the shortest first. Then no prompt is asked for in vain.
+
 The trainer does this with what any trainer has: `submit`, and `cancel` of groups. Its own parts beside the rounds
 (a parallelism that changes, scheduling of rewards, training on GPUs that have nothing left to generate) are not here.
 """
@@ -14,6 +17,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
+from statistics import fmean
 
 from tensorhub_common.protocol.rollout.entries import Cancel, Done, GroupSubmitted, RequestId, Submit
 from tensorhub_common.protocol.rollout.messages import TOKEN_BYTES
@@ -81,6 +85,10 @@ class RoundsRun(JobRun):
         self._drawn = 0
         """So many prompts were begun with."""
         self.long_rounds = 0
+        self._known: dict[str, list[float]] = {}
+        """The log lengths of each prompt's responses that were trained."""
+        self._graded = deque[str]()
+        """The prompts of this epoch that are still to come, in their order."""
         super().__init__(scenario, system, timeline)
 
     def _submit(self, step: int) -> None:
@@ -89,8 +97,14 @@ class RoundsRun(JobRun):
             last = self._submitted[-1]
             assert isinstance(last, Round)
             self._deferred.extend(last.deferred)
-        is_long = len(self._deferred) >= trainer.groups
-        if is_long:
+            for group in last.whole:
+                known = self._known.setdefault(last.prompts[group], [])
+                known += [math.log(tokens) for _, tokens, _ in last.made[group]]
+        is_graded = self._begins_graded()
+        is_long = not is_graded and len(self._deferred) >= trainer.groups
+        if is_graded:
+            prompts = [self._graded.popleft() for _ in range(trainer.groups)]
+        elif is_long:
             prompts = [self._deferred.popleft() for _ in range(trainer.groups)]
             self.long_rounds += 1
         else:
@@ -111,6 +125,19 @@ class RoundsRun(JobRun):
                 for number, prompt in enumerate(prompts[first : first + GROUPS_MAX])
             )
             self._append(Submit(self._by(), groups, self._payload(TOKEN_BYTES)))
+
+    def _begins_graded(self) -> bool:
+        """Tell whether a round has prompts by their lengths; begin with all of them anew where none is left."""
+        count, groups = self._scenario.lengths.prompts, self._trainer.groups
+        if self._system != "graded" or count is None or self._drawn < count:
+            return False
+        if len(self._graded) < groups:
+            # What was never trained is the longest.
+            self._deferred.clear()
+            prompts = dict.fromkeys(prompt_of(self._scenario, *divmod(number, groups)) for number in range(count))
+            means = {each: fmean(self._known[each]) if each in self._known else math.inf for each in prompts}
+            self._graded.extend(sorted(prompts, key=lambda each: means[each]))
+        return True
 
     def _length_of(self, step: StepProgress) -> int:
         assert isinstance(step, Round)

@@ -123,10 +123,10 @@ def allocation(found: list[tuple[Split, list[Report]]], systems: list[System]) -
     """Yield a table for each scenario and number of sites: splits, what the profile says, and what was simulated."""
     for name in dict.fromkeys(split.scenario.name for split, _ in found):
         table = Table(title=f"{name}: StreamRL's allocation, and beside it", title_justify="left", box=box.SIMPLE)
-        for head in ("generate", "train", "generation, s", "training, s", "step, s"):
+        for head in ("generate", "train", "so long, s", "and, s", "step, s"):
             table.add_column(head, justify="right")
         for system in systems:
-            for head in (f"{system}: step, s", "tokens/s", "tokens/cost"):
+            for head in (f"{system}, s", "tokens/s", "k/cost"):
                 table.add_column(head, justify="right")
         for split, reports in found:
             if split.scenario.name != name:
@@ -135,13 +135,18 @@ def allocation(found: list[tuple[Split, list[Report]]], systems: list[System]) -
             simulated = [
                 said
                 for each in reports
-                for said in (f"{settled_s(each):,.0f}", f"{each.tokens_per_s:,.0f}", f"{each.tokens_per_cost:,.0f}")
+                for said in (
+                    f"{settled_s(each):,.0f}",
+                    f"{each.tokens_per_s:,.0f}",
+                    f"{each.tokens_per_cost / 1e3:,.0f}",
+                )
             ]
             mark = " *" if split.is_chosen else ""
             table.add_row(f"{split.generation}{mark}", str(split.training), *times, *simulated)
-        table.caption, table.caption_justify = (
-            "* chosen; the first step, which nothing was made for, is left out",
-            "left",
+        table.caption_justify = "left"
+        table.caption = (
+            "* chosen. How long generation, training and a step take by the profile; then a simulated step, without "
+            "the first one, and thousands of tokens for one unit of money."
         )
         yield table
 

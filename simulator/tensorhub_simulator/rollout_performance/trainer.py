@@ -30,7 +30,7 @@ def trainer_of(scenario: Scenario, system: System) -> Trainer:
         token_s = found.token_s * found.engines / engines
         whole = found.groups * found.group_size
         return replace(found, seeds=True, steps_ahead=0, micro_batch=whole, engines=engines, token_s=token_s)
-    if system == "rounds":
+    if system in ("rounds", "graded"):
         return replace(found, steps_ahead=0)
     if system == "disaggregated":
         return replace(found, seeds=False, steps_ahead=0, micro_batch=found.groups * found.group_size)
