@@ -10,6 +10,7 @@ from functools import cache
 from typing import Final
 
 from tensorhub_simulator.performance.model.cluster import ClusterRun, run
+from tensorhub_simulator.rollout_performance.config import ScenarioError
 from tensorhub_simulator.rollout_performance.weights import FarSite, Weights, cluster_of
 
 READERS_STEP: Final = 2
@@ -24,7 +25,7 @@ def arrivals_s(weights: Weights, readers: int) -> list[float]:
 def sites_arrivals_s(
     weights: Weights, readers: int, far: FarSite | None, far_readers: int
 ) -> tuple[list[float], list[float]]:
-    """Return the same of both sites: of the trainer's, and of the far one."""
+    """Return the same of both sites: of the trainer's, and of the far one. Raises `ScenarioError`."""
     sizes = _size(readers), _size(far_readers)
     if not any(sizes):
         return [], []
@@ -51,7 +52,11 @@ def _modelled(
 
     def times(kind: str, count: int) -> tuple[float, ...]:
         found = sorted((each.ready_s or 0.0) - result.published_s[0] for each in result.ended((kind,)))
-        assert len(found) == count, f"{count - len(found)} of {count} readers never had the version"
+        if len(found) != count:
+            raise ScenarioError(
+                f"{count - len(found)} of {count} readers never had the version: where a line or a card is this slow, "
+                "name smaller pieces (weights.piece_mib)"
+            )
         return tuple(found)
 
     return times("rollout", readers), times("far", far_readers)

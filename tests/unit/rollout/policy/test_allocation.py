@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorhub_rollout.policy.allocation import Allocation, SecondsWith, one_site, two_sites, wants_one_more
+from tensorhub_rollout.policy.allocation import (
+    Allocation,
+    SecondsWith,
+    one_site,
+    two_sites,
+    wants_one_less,
+    wants_one_more,
+)
 
 
 def shared(work_s: float, fixed_s: float = 0.0) -> SecondsWith:
@@ -67,3 +74,20 @@ def test_the_slower_site_keeps_all_and_no_other_size_of_the_faster_is_nearer(
         assert found.generation == generating
         gaps = [abs(training(count) - generation(generating)) for count in range(1, trainable + 1)]
         assert abs(training(found.training) - generation(generating)) == min(gaps)
+
+
+@given(st.integers(1, 12), works, st.floats(1, 1000))
+def test_one_more_and_one_less_come_to_rest_beside_the_fewest_that_keep_up(
+    units: int, generation: SecondsWith, training_s: float
+) -> None:
+    most, seen = 40, []
+    for _ in range(most + 1):
+        seen.append(units)
+        if units < most and wants_one_more(generation(units), training_s, generation(units + 1)):
+            units += 1
+        elif units > 1 and wants_one_less(generation(units), training_s, generation(units - 1)):
+            units -= 1
+    assert seen == sorted(seen) or seen == sorted(seen, reverse=True), "it never turns around"
+    assert seen[-1] == units, "it rests"
+    enough = next((count for count in range(1, most) if generation(count) <= training_s), most)
+    assert enough - 1 <= units <= enough
