@@ -91,3 +91,4 @@ def test_one_more_and_one_less_come_to_rest_beside_the_fewest_that_keep_up(
     assert seen[-1] == units, "it rests"
     enough = next((count for count in range(1, most) if generation(count) <= training_s), most)
     assert enough - 1 <= units <= enough
+    assert units >= seen[0] or generation(units) <= training_s, "what gives back stays as fast as training"
