@@ -170,6 +170,12 @@ class Runner:
         """When the next version is here, as it was told last."""
         self.wants_load = False
         self.held: dict[Attempt, _Held] = {}
+        self._running: dict[Attempt, _Held] = {}
+        """Of these, what the engine makes tokens of."""
+        self._waiting: dict[Attempt, _Held] = {}
+        """And what is to begin: all events ask for both, and few change much of them."""
+        self._may_have_news = False
+        """Whether something may be to be sent; False: nothing is."""
         self._ended: dict[Attempt, None] = {}
         self._frame = 0
         self._made_forgotten = 0
@@ -219,6 +225,9 @@ class Runner:
     def check(self) -> None:
         """Raise AssertionError where an invariant does not hold."""
         running = [each for each in self.held.values() if each.is_running]
+        assert self._running == {attempt: each for attempt, each in self.held.items() if each.is_running}
+        assert self._waiting == {attempt: each for attempt, each in self.held.items() if each.waits}
+        assert self._may_have_news or not self._has_news()
         assert len(running) <= self.limits.slots
         assert all(each.is_whole and each.finished is None and not each.is_stopped for each in running)
         assert not running or self.version is not None or self.is_changing
@@ -244,8 +253,7 @@ class Runner:
         """
         return not self._is_kept and not any(
             each.assign.rule.on_update == "finish" or each.count < each.began_at + self.limits.progress_min
-            for each in self.held.values()
-            if each.is_running
+            for each in self._running.values()
         )
 
     @property
@@ -316,6 +324,8 @@ class Runner:
             held.tokens += assign.tokens[skip:]
             held.logprobs += assign.logprobs[skip:]
             held.sent = held.count
+        if held.waits:
+            self._waiting[attempt] = held
         return AssignResult(attempt, min(held.count, assign.prefix))
 
     def _abort(self, event: AbortCame) -> None:
@@ -327,6 +337,7 @@ class Runner:
             held = self.held.get(attempt)
             if held is not None and held.is_whole:
                 self._leave(attempt, held)
+                self._waiting.pop(attempt, None)
                 held.is_stopped = True
                 stopped.append(AbortResult(attempt, held.count))
             else:
@@ -339,12 +350,20 @@ class Runner:
     def _leave(self, attempt: Attempt, held: _Held) -> None:
         if held.is_running:
             held.is_running = False
+            del self._running[attempt]
             self._effects.append(Stop(attempt))
+
+    def _finish(self, held: _Held, finished: Finished) -> None:
+        """Note how an attempt that does not run any more has ended."""
+        held.finished = finished
+        self._waiting.pop(finished.attempt, None)
+        self._may_have_news = True
 
     def _forget(self, attempt: Attempt) -> None:
         held = self.held.pop(attempt, None)
         if held is not None:
             self._leave(attempt, held)
+            self._waiting.pop(attempt, None)
             self._made_forgotten += held.made
         self._ended[attempt] = None
         if len(self._ended) > self.limits.ended_kept_max:
@@ -412,14 +431,14 @@ class Runner:
             return
         if self.wants_load and not self._is_kept:
             return
-        free = self.limits.slots - sum(each.is_running for each in self.held.values())
-        for attempt, held in self.held.items():
+        free = self.limits.slots - len(self._running)
+        if free <= 0 or not self._waiting:
+            return
+        for attempt, held in [*self._waiting.items()]:
             if free <= 0:
                 break
-            if not held.waits:
-                continue
             if not self._is_allowed(held):
-                held.finished = Finished(attempt, held.count, "superseded")
+                self._finish(held, Finished(attempt, held.count, "superseded"))
                 continue
             free -= 1
             self._begin(attempt, held)
@@ -428,16 +447,18 @@ class Runner:
         """Have the engine go on behind the tokens that are here, unless no token may follow them."""
         reason = held.assign.sampling.ended_by(held.tokens)
         if reason is not None:
-            held.is_running, held.finished = False, Finished(attempt, held.count, reason)
+            self._finish(held, Finished(attempt, held.count, reason))
             return
         held.is_running, held.began_at = True, held.count
+        self._running[attempt] = held
+        self._waiting.pop(attempt, None)
         self._add_run(held)
         self._effects.append(Begin(attempt, held.assign.prompt, bytes(held.tokens), held.assign.sampling))
 
     def _supersede(self, attempt: Attempt, held: _Held) -> None:
         """Give an attempt back that its version rule does not let begin, or go on."""
         self._leave(attempt, held)
-        held.finished = Finished(attempt, held.count, "superseded")
+        self._finish(held, Finished(attempt, held.count, "superseded"))
 
     def _supersede_all(self) -> None:
         """Give back all that could go on here: without weights nothing does."""
@@ -467,6 +488,7 @@ class Runner:
 
     def _stepped(self, event: EngineStepped) -> None:
         self.steps += 1
+        self._may_have_news = True
         self._measure(event)
         for made in event.made:
             held = self.held.get(made.attempt)
@@ -480,13 +502,14 @@ class Runner:
 
     def _measure(self, event: EngineStepped) -> None:
         """Keep how long a step took that made one token of each running attempt, and computed no prompt."""
-        running = [each for each in self.held.values() if each.is_running]
+        if len(self._measured) >= self.limits.measured_max:
+            return
         going_on = [
             held
             for made in event.made
             if (held := self.held.get(made.attempt)) is not None and made.tokens and held.count > held.began_at
         ]
-        if not going_on or len(going_on) < len(running) or len(self._measured) >= self.limits.measured_max:
+        if not going_on or len(going_on) < len(self._running):
             return
         context = sum(each.count + len(each.assign.prompt) // TOKEN_BYTES for each in going_on)
         self._measured.append(EngineStep(len(going_on), context / len(going_on), event.seconds))
@@ -499,6 +522,7 @@ class Runner:
         held.logprobs += made.logprobs
         if made.finished is not None:
             held.is_running = False
+            del self._running[made.attempt]
             held.finished = msgspec.structs.replace(made.finished, tokens=held.count)
 
     def _load_wanted(self, _: LoadWanted) -> None:
@@ -526,7 +550,7 @@ class Runner:
                 self._supersede(attempt, held)
             elif held.assign.rule.on_update == "restart" and held.count:
                 self._leave(attempt, held)
-                held.finished = Finished(attempt, held.count, "restart")
+                self._finish(held, Finished(attempt, held.count, "restart"))
             elif held.assign.rule.on_update == "keep" and held.count:
                 self._add_run(held, is_kept=True)
             else:
@@ -541,10 +565,11 @@ class Runner:
     # ------------------------------------------------------------------------------------------ frames
 
     def _has_news(self) -> bool:
-        return any(
+        self._may_have_news = self._may_have_news and any(
             each.sent < each.count or (each.finished is not None and not each.is_finish_sent)
             for each in self.held.values()
         )
+        return self._may_have_news
 
     def _on_time(self) -> None:
         if self._now - self._beaten_at >= self.limits.heartbeat_s:
@@ -586,22 +611,24 @@ class Runner:
         rows: list[tuple[Attempt, int]] = []
         room = self.limits.frame_tokens_max
         for attempt, held in self.held.items():
-            stop = min(held.count, held.sent + room)
-            if held.sent < stop:
-                first, last = TOKEN_BYTES * held.sent, TOKEN_BYTES * stop
+            sent, count = held.sent, held.count
+            stop = min(count, sent + room)
+            if sent < stop:
+                first, last = TOKEN_BYTES * sent, TOKEN_BYTES * stop
                 attempts.append(attempt_key(attempt))
-                starts.append(held.sent)
-                counts.append(stop - held.sent)
+                starts.append(sent)
+                counts.append(stop - sent)
                 tokens += held.tokens[first:last]
                 logprobs += held.logprobs[first:last]
-                runs += [(attempt, run) for run in held.runs if held.sent <= run.start < stop]
-                rows.append((attempt, held.sent))
-                room -= stop - held.sent
-                held.sent = stop
-            if held.sent == held.count and held.finished is not None and not held.is_finish_sent:
+                if held.runs and held.runs[-1].start >= sent:
+                    runs += [(attempt, run) for run in held.runs if sent <= run.start < stop]
+                rows.append((attempt, sent))
+                room -= stop - sent
+                sent = held.sent = stop
+            if sent == count and held.finished is not None and not held.is_finish_sent:
                 held.is_finish_sent = True
                 finished.append(held.finished)
-                rows.append((attempt, held.count))
+                rows.append((attempt, count))
         self._unanswered[self._frame] = (self._now, rows)
         frame = Frame(
             self.log,
@@ -634,3 +661,4 @@ class Runner:
             if held is not None:
                 held.sent = min(held.sent, start)
                 held.is_finish_sent = False
+                self._may_have_news = True
