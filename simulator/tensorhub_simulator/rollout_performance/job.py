@@ -614,9 +614,8 @@ class JobRun:
 
     def _miss(self, name: str) -> None:
         """Have the leader find a machine lost: in a large fleet its heartbeats say so later than in production."""
-        instance = self._leader.instances.get(name)
-        if instance is not None:
-            instance.heard_at = -math.inf
+        if name in self._leader.instances:
+            self._leader.fleet.note_silence(name)
             self._tell(Tick())
 
     # ------------------------------------------------------------------------------------------ the trainer

@@ -357,7 +357,7 @@ def _newest_by_default() -> tuple[Replacement, ...]:
     def tell(self: Leader, event: HeartbeatCame) -> None:
         instance = self.instances.get(event.runner)
         if instance is not None and instance.version_wanted is None:
-            instance.version_wanted = "newest"
+            instance.version_wanted, instance.shown = "newest", None
         heartbeat(self, event)
 
     return ((Leader, "_heartbeat", tell),)

@@ -1,9 +1,11 @@
 """The instances that one leader has heard of: who is there, who is silent, and how fast each is. Pure.
 
-Invariant: silence counts only while this leader was connected and running, and from when it began to listen. So no
-instance is lost for what the leader could not hear.
+Invariants: silence counts only while this leader was connected and running, and from when it began to listen. So no
+instance is lost for what the leader could not hear. What is kept of all instances (who is remote, and when the first may
+be lost) is what a walk through them would find: in a large fleet a leader that walked at each look would do little else.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 
@@ -23,6 +25,10 @@ class Fleet:
         self._is_connected = True
         self._now = self._listening_since = self._rated_at = now
         self._gathered_at = now + gather_s
+        self._lost_at = now
+        """No instance is silent, or stalls, before."""
+        self._remote: dict[str, frozenset[str]] = {}
+        """By model, until an instance changes: the runners that are not the trainer's own, and stay."""
         self._rated: dict[str, int] = {}
         """Each instance's tokens when its rate was counted."""
 
@@ -55,13 +61,24 @@ class Fleet:
 
     def silent(self) -> Iterator[tuple[Instance, str]]:
         """Yield the instances that are lost, with the reason. The caller may remove them meanwhile."""
-        if not self._is_connected:
+        if not self._is_connected or self._now < self._lost_at:
             return
+        # What is heard later is silent later.
+        self._lost_at = self._now + min(self._silence_s, self._stall_s)
         for instance in [*self.instances.values()]:
-            if self._now - max(instance.heard_at, self._listening_since) >= self._silence_s:
+            heard_at = max(instance.heard_at, self._listening_since)
+            stepped_at = max(instance.stepped_at, self._listening_since)
+            self._lost_at = min(self._lost_at, heard_at + self._silence_s, stepped_at + self._stall_s)
+            if self._now - heard_at >= self._silence_s:
                 yield instance, f"it was silent for {self._silence_s:g} s"
-            elif instance.attempts and self._now - max(instance.stepped_at, self._listening_since) >= self._stall_s:
+            elif instance.attempts and self._now - stepped_at >= self._stall_s:
                 yield instance, f"its engine made no step for {self._stall_s:g} s"
+
+    def note_silence(self, runner: str) -> None:
+        """Take an instance for silent, whenever it was heard."""
+        instance = self.instances.get(runner)
+        if instance is not None:
+            instance.heard_at = self._lost_at = -math.inf
 
     # ------------------------------------------------------------------------------------------ who is there
 
@@ -82,8 +99,21 @@ class Fleet:
         if instance is None:
             instance = Instance(runner, incarnation, self._now, stepped_at=self._now, checkpointed_at=self._now)
             self.instances[runner] = instance
+            self.note_changed(instance)
         instance.heard_at = self._now
         return instance
+
+    def remove(self, runner: str) -> bool:
+        """Forget an instance; tell whether it was there."""
+        instance = self.instances.pop(runner, None)
+        if instance is not None:
+            self.note_changed(instance)
+        return instance is not None
+
+    def note_changed(self, instance: Instance) -> None:
+        """Note that something of an instance is otherwise than policies saw it, beside its requests."""
+        instance.shown = None
+        self._remote.clear()
 
     def models(self) -> set[str]:
         """Return the models that instances run."""
@@ -99,7 +129,16 @@ class Fleet:
 
     def remote_of(self, model: str) -> frozenset[str]:
         """Return the runners of a model that are not the trainer's own, and stay."""
-        return frozenset(each.runner for each in self.of_model(model) if not each.is_local and not each.is_leaving)
+        if model not in self._remote:
+            remote = (each for each in self.of_model(model) if not each.is_local and not each.is_leaving)
+            self._remote[model] = frozenset(each.runner for each in remote)
+        return self._remote[model]
+
+    def check(self) -> None:
+        """Raise AssertionError where what is kept is not what the instances say."""
+        kept, self._remote = self._remote, {}
+        for model, remote in kept.items():
+            assert remote == self.remote_of(model)
 
     # ------------------------------------------------------------------------------------------ from time to time
 

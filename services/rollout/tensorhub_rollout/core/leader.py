@@ -178,6 +178,8 @@ class Leader:
         """By model."""
         self._rules: dict[str, VersionRule] = {}
         """By model: the rule of the latest request that is for no version alone."""
+        self._shown_for: dict[str, tuple[object, ...]] = {}
+        """By model: what else, beside an instance itself, policies saw in what they saw of it."""
         self._effects: list[LeaderEffect] = []
         self._n = 0
         self._looked_at = self._now = now
@@ -251,6 +253,12 @@ class Leader:
                 assert placement.finished is None
                 assert response is self.responses[placement.request]
                 assert response.attempt == placement.attempt
+        self.fleet.check()
+        for model in self.fleet.models():
+            shown = self._shown_instances(model)
+            for instance in self.instances.values():
+                instance.shown = None
+            assert self._shown_instances(model) == shown
 
     def _bus_changed(self, event: BusChanged) -> None:
         self.fleet.note_connection(is_connected=event.is_connected)
@@ -327,28 +335,10 @@ class Leader:
         is_whole = self.fleet.has_gathered and not self.admission.is_held_back
         if self.admission.is_held_back:
             waiting = tuple(of for of in waiting if self._group_of(of) in self.admission.begun)
-        rule, versions = self._rules.get(model), self._versions_of(model)
-        instances = tuple(
-            InstanceView(
-                each.runner,
-                each.slots,
-                each.pending.shown(),
-                each.executing.shown(),
-                takes_more=each.takes_more and not each.awaits_version and not self._is_reserved(each),
-                is_leaving=each.is_leaving,
-                version=each.version,
-                keeps_versions=each.keeps_versions and each.has_reported and self.fleet.has_gathered,
-                version_wanted=each.version_wanted,
-                may_start=rule is None or each.version is None or rule.allows(each.version, versions),
-                arrives_in_s=self._arrivals_of(model).arrives_in_s(each.runner, each.version, self._now),
-                is_local=each.is_local,
-            )
-            for each in self.fleet.of_model(model)
-        )
         hub = self._hub.get(model, VersionsSeen(model, _NO_VERSIONS))
         return FleetView(
             waiting,
-            instances,
+            self._shown_instances(model),
             self._steps.get(model, 0),
             frozenset(self._alone),
             self.pinned.versions,
@@ -362,6 +352,47 @@ class Leader:
             hub.kept,
             partial(self.waiting.since, model) if is_whole else None,
         )
+
+    def _shown_instances(self, model: str) -> tuple[InstanceView, ...]:
+        """Return what a policy sees of a model's instances: the same objects again of those that have not changed."""
+        rule, versions, arrivals = self._rules.get(model), self._versions_of(model), self._arrivals_of(model)
+        has_gathered, alone, now = self.fleet.has_gathered, self._alone, self._now
+        of_all = rule, versions, has_gathered, bool(alone)
+        is_otherwise = self._shown_for.get(model) != of_all
+        self._shown_for[model] = of_all
+        may_start: dict[int | None, bool] = {}
+        instances = []
+        for each in self.fleet.of_model(model):
+            pending, executing, version, shown = each.pending.shown(), each.executing.shown(), each.version, each.shown
+            arrives_in_s = arrivals.arrives_in_s(each.runner, version, now)
+            # A request that is tried alone keeps others from an instance, whatever else is the same there.
+            if (
+                shown is None
+                or is_otherwise
+                or alone
+                or shown.pending is not pending
+                or shown.executing is not executing
+                or shown.arrives_in_s != arrives_in_s
+            ):
+                if version not in may_start:
+                    may_start[version] = rule is None or version is None or rule.allows(version, versions)
+                # By position: by name it takes twice as long, for thousands of instances.
+                shown = each.shown = InstanceView(
+                    each.runner,
+                    each.slots,
+                    pending,
+                    executing,
+                    each.takes_more and not each.awaits_version and not self._is_reserved(each),
+                    each.is_leaving,
+                    version,
+                    each.keeps_versions and each.has_reported and has_gathered,
+                    each.version_wanted,
+                    may_start[version],
+                    arrives_in_s,
+                    each.is_local,
+                )
+            instances.append(shown)
+        return tuple(instances)
 
     # ------------------------------------------------------------------------------------------ placing
 
@@ -556,6 +587,7 @@ class Leader:
         # Before all runners have reported it is not known who has what.
         if instance is not None and instance.keeps_versions and self.fleet.has_gathered:
             instance.version_wanted = event.version
+            self.fleet.note_changed(instance)
             self._end_unreachable(instance.model)
 
     def _end_seeding(self, event: EndSeeding) -> None:
@@ -860,13 +892,16 @@ class Leader:
             return
         if beat.steps != instance.steps or not instance.attempts:
             instance.stepped_at = self._now
-        instance.steps, instance.model, instance.slots = beat.steps, beat.model, beat.slots
+        instance.steps = beat.steps
+        before = _told(instance)
+        instance.model, instance.slots, instance.keeps_versions = beat.model, beat.slots, beat.keeps_versions
         instance.is_leaving, instance.is_local = beat.is_leaving, beat.is_local
-        instance.keeps_versions = beat.keeps_versions
         self._arrivals_of(beat.model).heard(event.runner, instance.version, beat.version, beat.loads_in_s, self._now)
         if beat.version != instance.version:
             instance.version = beat.version
             self._end_unreachable(beat.model)
+        if _told(instance) != before:
+            self.fleet.note_changed(instance)
         instance.measured.extend(beat.measured)
         if beat.measured and self._now - instance.fitted_at >= self.limits.fitted_s:
             # Here, and not in a look of the policies: those would fit all instances at once.
@@ -893,6 +928,7 @@ class Leader:
                 resend.append((held.attempt, self._held(held.request)))
                 self._look_whether_over(placement)
         instance.has_reported = True
+        self.fleet.note_changed(instance)
         self._forget_unreported(instance, report)
         self._effects.append(AnswerReport(ReportResult(self.log, self.term, tuple(forget), tuple(resend))))
 
@@ -1107,7 +1143,8 @@ class Leader:
             if placement.asked_at is not None and self._now - placement.asked_at >= limits.resend_s:
                 self._ask_again(placement)
         for instance in self.instances.values():
-            self._ask_to_forget(instance)
+            if instance.to_forget or instance.asked_to_forget_at is not None:
+                self._ask_to_forget(instance)
         for model, meter in self._meters.items():
             meter.see_fleet(self.fleet.remote_of(model))
         if self.fleet.count_rates(limits.rate_s):
@@ -1135,7 +1172,7 @@ class Leader:
 
     def _lose(self, instance: Instance, reason: str) -> None:
         """Take an instance for lost: its requests go on elsewhere from what is held."""
-        if self.fleet.instances.pop(instance.runner, None) is None:
+        if not self.fleet.remove(instance.runner):
             return
         # What has said that it leaves, and has nothing, may go.
         is_left = instance.is_leaving and not instance.attempts
@@ -1176,6 +1213,18 @@ class Leader:
             part = checkpoint(placement, self.responses.get(of), self.state.request(of))
             if part is not None:
                 self._effects.append(part)
+
+
+def _told(instance: Instance) -> tuple[object, ...]:
+    """Return what heartbeats tell of an instance that policies see."""
+    return (
+        instance.model,
+        instance.slots,
+        instance.version,
+        instance.is_leaving,
+        instance.is_local,
+        instance.keeps_versions,
+    )
 
 
 def _is_complete(placement: Placement | None) -> bool:

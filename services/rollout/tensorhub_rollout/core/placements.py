@@ -12,6 +12,7 @@ from tensorhub_rollout.core.leader_counts import DiscardReason
 from tensorhub_rollout.core.responses import Response
 from tensorhub_rollout.core.transitions import ATTEMPT_TRANSITIONS, AttemptState, AttemptTransition
 from tensorhub_rollout.policy.plateau import StepModel, StepSums
+from tensorhub_rollout.policy.view import InstanceView
 
 PAST_ATTEMPTS_MAX: Final = 16
 """Limit of the attempts that are over and are told of a response, the latest."""
@@ -181,6 +182,8 @@ class Instance:
     to_forget: dict[Attempt, None] = field(default_factory=dict)
     """Attempts that it may forget and has not said that it has."""
     asked_to_forget_at: float | None = None
+    shown: InstanceView | None = None
+    """As policies saw it last; None: something of it has changed since, beside its requests."""
 
     @property
     def takes_more(self) -> bool:
