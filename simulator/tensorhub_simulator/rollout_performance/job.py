@@ -196,7 +196,9 @@ class JobRun:
         slowest.follow(largest)
         self._look_s = max(LOOK_S, largest / LOOKED_AT_PER_S)
         limits = LeaderLimits(
-            silence_s=SILENCE_S * slowest.seconds / HEARTBEAT_S,
+            silence_s=SECONDS_MAX,
+            # A modelled engine that has work makes steps.
+            stall_s=SECONDS_MAX,
             gather_s=0.0,
             resend_s=RESEND_S,
             checkpoint_s=SECONDS_MAX,
@@ -340,7 +342,8 @@ class JobRun:
             return
         self._looks_at = math.inf
         self._tell(Tick())
-        for wanted in self._wanted():
+        # Where nothing is open there is nothing to place, to move or to hold back.
+        for wanted in self._wanted() if self._leader.requests else ():
             self._tell(wanted)
         self._look_later(max(0.0, IDLE_LOOK_S - self._look_s))
 

@@ -25,6 +25,7 @@ from tensorhub_runner.core.runner_events import (
     RunnerEffect,
     RunnerInput,
     SendFrame,
+    SendHeartbeat,
     StepTokens,
     Stop,
     WeightsChanging,
@@ -96,6 +97,12 @@ class Machine:
     """Attempts that have made a token."""
     _has_told: bool = True
     """Whether the leader was told of all first tokens and ends."""
+    _is_known: bool = False
+    """Whether the leader knows what it holds."""
+    _told_version: int | None = None
+    """The version that the last heartbeat told of."""
+    _known_version: int | None = None
+    """The same of the last one that was answered."""
     _kept: dict[Attempt, int] = field(default_factory=dict)
     """Tokens that a forgetful one has not told of."""
     _due_at: float = math.inf
@@ -125,8 +132,10 @@ class Machine:
             self._flush_when_due()
         self._give(event)
         if isinstance(event, HeartbeatAnswered):
-            self._beat_every(self.pace.seconds)
+            self._known_version = self._told_version
             self._flush_when_due()
+        self._is_known = self._is_known or isinstance(event, ReportAnswered)
+        self._beat_when_useful()
         self._load_if_staged()
         self._wake_later()
 
@@ -154,6 +163,19 @@ class Machine:
     def _flush_when_due(self) -> None:
         """Tell of mere progress at the pace of the fleet, of first tokens and ends sooner."""
         self.core.flush_every(self.pace.seconds if self._has_told else FLUSH_S)
+
+    def _beat_when_useful(self) -> None:
+        """Beat at the pace of the fleet, sooner where the leader is to learn the version, and not at all without work.
+
+        Whether one without work lives the leader is told otherwise here (`JobRun._miss`), and it learns versions of
+        the hub with its next request.
+        """
+        if self.core.version not in (None, self._known_version):
+            self._beat_every(HEARTBEAT_S)
+        elif self._is_known and not (self.core.held or self.is_local):
+            self._beat_every(math.inf)
+        else:
+            self._beat_every(self.pace.seconds)
 
     def _beat_every(self, seconds: float) -> None:
         if self.core.limits.heartbeat_s != seconds:
@@ -196,6 +218,9 @@ class Machine:
                 case SendFrame():
                     self._has_told = True
                     self.core.flush_every(self.pace.seconds)
+                    self.carry_out(self, effect)
+                case SendHeartbeat(beat=beat):
+                    self._told_version = beat.version if beat.log else None
                     self.carry_out(self, effect)
                 case _:
                     self.carry_out(self, effect)
