@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
-from unittest.mock import patch
 
 import msgspec
 from msgspec.structs import replace
@@ -24,18 +23,14 @@ from benchmarks import page
 from benchmarks.rollouts.policies import Compared, at_least, compared, runs_in, write
 from benchmarks.rollouts.trained_job import LOOK_S, Took, Workload, middle
 from tensorhub_common.protocol.rollout.entries import PolicyName
-from tensorhub_simulator.rollout_performance import job, machine
-from tensorhub_simulator.rollout_performance.config import Scenario
+from tensorhub_simulator.rollout_performance.config import Messages, Scenario
 from tensorhub_simulator.rollout_performance.job import JobRun
 
 PAGE: Final = page.DOCS / "simulate.md"
 RUNNERS: Final = (2, 4, 8)
 POLICIES: Final[tuple[PolicyName, ...]] = ("arrival", "rlboost")
-FLUSH_S: Final = 0.05
-HEARTBEAT_S: Final = 0.1
-SILENCE_S: Final = 0.5
-LEADER_LOOK_S: Final = 0.02
-"""Production's. The simulator has messages seldomer, for its steps are minutes: here they are seconds."""
+MESSAGES: Final = Messages(progress_s=0.05, heartbeat_s=0.1, look_s=0.02)
+"""Production's. The simulator has some seldomer, for its steps are minutes: here they are seconds."""
 
 
 class SimulatedJob(JobRun):
@@ -103,6 +98,7 @@ def scenario_of(workload: Workload, took: Took) -> Scenario:
         engine=replace(known.engine, fixed_s=step.fixed_s, each_s=step.each_s, attention_s=step.attention_s),
         trainer=replace(known.trainer, token_s=worked_s / took.tokens, publish_s=middle(took.publish_s)),
         spot=replace(known.spot, boot_s=max(0.0, back_s - load_s), load_s=load_s),
+        messages=MESSAGES,
     )
 
 
@@ -110,11 +106,7 @@ def simulated(workload: Workload, took: Took) -> Pair:
     """Simulate a real job."""
     seeded = replace(workload, seed=took.seed)
     scenario = scenario_of(seeded, took)
-    with (
-        patch.multiple(machine, FLUSH_S=FLUSH_S, HEARTBEAT_S=HEARTBEAT_S),
-        patch.multiple(job, HEARTBEAT_S=HEARTBEAT_S, SILENCE_S=SILENCE_S, LOOK_S=LEADER_LOOK_S),
-    ):
-        report = SimulatedJob(scenario, seeded, took.policy).run()
+    report = SimulatedJob(scenario, seeded, took.policy).run()
     is_paced = workload.step.fixed_s > 0
     return Pair(
         workload.runners,

@@ -11,6 +11,7 @@ import msgspec
 import yaml
 from msgspec.structs import replace
 
+from tensorhub_common.config.parsers import ArrivalTerm
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.protocol.rollout.messages import OnUpdate
 from tensorhub_simulator.performance import strict_yaml
@@ -57,6 +58,8 @@ NUMBER_MAX: Final = 1e12
 ROUNDS_MAX: Final = 8.0
 GROWS_MIN: Final = 0.5
 GROWS_MAX: Final = 2.0
+MESSAGES_LEAST_S: Final = 0.01
+MESSAGES_MOST_S: Final = 60.0
 
 
 class ScenarioError(TensorHubError):
@@ -150,6 +153,18 @@ class Spot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return len(self.recorded[0].comes) if self.recorded else self.changes[0][1]
 
 
+class Messages(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How often machines tell what, and how often policies look, in seconds. A large fleet does both more seldom."""
+
+    frames_s: float | None = None
+    """First tokens, ends, and the last tokens of what was stopped; None: as often as in production in a fleet of this
+    size."""
+    progress_s: float = 1.0
+    """Tokens of responses that go on."""
+    heartbeat_s: float = 1.0
+    look_s: float = 0.1
+
+
 class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Money for an hour of what one instance takes."""
 
@@ -171,6 +186,9 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """In place of `spot.load_s`: what moves, and over what."""
     far: FarSite | None = None
     """Instances at another site, to which `weights` move as well."""
+    messages: Messages = Messages()
+    terms_off: tuple[ArrivalTerm, ...] = ()
+    """Of the policy `arrival`."""
     pause_s: float = 0.1
     """An engine stands still so long to go over to a version that it has beside its own."""
     about: str = ""
@@ -227,6 +245,7 @@ def _converted(tree: object, name: str) -> Scenario:
 def wrongs(scenario: Scenario) -> Iterator[str]:
     """Yield what is wrong, in sentences."""
     trainer, lengths, spot, engine = scenario.trainer, scenario.lengths, scenario.spot, scenario.engine
+    messages = scenario.messages
     for what, number, least, most in (
         ("trainer.steps", trainer.steps, 1, STEPS_MAX),
         ("trainer.groups", trainer.groups, 1, REQUESTS_MAX),
@@ -254,6 +273,10 @@ def wrongs(scenario: Scenario) -> Iterator[str]:
         ("price.reserved", scenario.price.reserved, 0.0, NUMBER_MAX),
         ("price.spot", scenario.price.spot, 0.0, NUMBER_MAX),
         ("pause_s", scenario.pause_s, 0.0, NUMBER_MAX),
+        ("messages.frames_s", messages.frames_s or MESSAGES_LEAST_S, MESSAGES_LEAST_S, MESSAGES_MOST_S),
+        ("messages.progress_s", messages.progress_s, MESSAGES_LEAST_S, MESSAGES_MOST_S),
+        ("messages.heartbeat_s", messages.heartbeat_s, MESSAGES_LEAST_S, MESSAGES_MOST_S),
+        ("messages.look_s", messages.look_s, MESSAGES_LEAST_S, MESSAGES_MOST_S),
     ):
         if not least <= number <= most:
             yield f"{what} is {number:g}, and must be from {least:g} to {most:g}"

@@ -82,7 +82,7 @@ from tensorhub_simulator.rollout_performance.config import Scenario, System
 from tensorhub_simulator.rollout_performance.draws import length_of, prompt_of
 from tensorhub_simulator.rollout_performance.engine_model import EngineCosts
 from tensorhub_simulator.rollout_performance.fleet_size import FleetSize
-from tensorhub_simulator.rollout_performance.machine import HEARTBEAT_S, RESEND_S, Machine, Pace
+from tensorhub_simulator.rollout_performance.machine import RESEND_S, Machine, Pace
 from tensorhub_simulator.rollout_performance.offline import balanced_in_time
 from tensorhub_simulator.rollout_performance.spot import SpotChange
 from tensorhub_simulator.rollout_performance.tails import StepTail, tail_of
@@ -92,13 +92,12 @@ from tensorhub_simulator.rollout_performance.trainer import COLOCATED, StepProgr
 MODEL: Final = "policy"
 LOG: Final = "the-log"
 DELAY_S: Final = 0.001
-LOOK_S: Final = 0.1
-"""The policies look at most so often, and only when something has changed that they see;"""
 IDLE_LOOK_S: Final = 1.0
-"""... or else so often, for what time alone changes."""
+"""Policies look when something has changed that they see, and so often for what time alone changes."""
 LOOKED_AT_PER_S: Final = 2048
 """In large fleets they look more seldom: so many instances a second."""
-SILENCE_S: Final = 2.5 * HEARTBEAT_S
+SILENCE_S: Final = LeaderLimits().silence_s
+"""So long after a machine has gone the leader finds it lost."""
 FLEET_LOOK_S: Final = 1.0
 """How often machines are started for what the trainer keeps up with."""
 VERSIONS_SHOWN: Final = 8
@@ -192,9 +191,8 @@ class JobRun:
         """The instances at another site."""
         self._size = None if scenario.spot.delta_from is None else FleetSize(scenario, scenario.spot.delta_from)
         largest = self._trainer.engines + scenario.spot.most + len(self._far)
-        self._pace, slowest = Pace(), Pace()
-        slowest.follow(largest)
-        self._look_s = max(LOOK_S, largest / LOOKED_AT_PER_S)
+        self._pace = Pace(scenario.messages)
+        self._look_s = max(scenario.messages.look_s, largest / LOOKED_AT_PER_S)
         limits = LeaderLimits(
             silence_s=SECONDS_MAX,
             # A modelled engine that has work makes steps.
@@ -208,7 +206,7 @@ class JobRun:
         self._leader = Leader(self._state, LOG, limits, -limits.silence_s)
         for part in (2 / 3, 1 / 3):
             self._leader.handle(Tick(), -part * limits.silence_s)
-        self._decisions = Decisions(PolicyLimits(), _raise)
+        self._decisions = Decisions(PolicyLimits().without(scenario.terms_off), _raise)
         self._append(Attach("main", MODEL, 0, "nonce", POLICIES.get(system, "rlboost")))
 
     def run(self) -> Report:
@@ -616,7 +614,7 @@ class JobRun:
                 self._timeline.lost_s.append(self._agenda.now)
 
     def _miss(self, name: str) -> None:
-        """Have the leader find a machine lost: in a large fleet its heartbeats say so later than in production."""
+        """Have the leader find a machine lost: heartbeats come too seldom here to say so."""
         if name in self._leader.instances:
             self._leader.fleet.note_silence(name)
             self._tell(Tick())
@@ -699,7 +697,7 @@ class JobRun:
             return
         local = [each for each in self._machines.values() if each.is_local]
         if not all(each.core.is_drained for each in local):
-            self._agenda.after(LOOK_S, partial(self._end_when_drained, step))
+            self._agenda.after(self._scenario.messages.look_s, partial(self._end_when_drained, step))
             return
         self._stop_seeding(local)
 

@@ -1,7 +1,8 @@
 """One instance: a production runner with a modelled engine, from when its process runs until its machine goes.
 
-Its messages go to the leader as in production, only more seldom (`Pace`). What a machine that goes without notice had
-not told of its responses is what it made after the last whole `FLUSH_S`, however large the fleet is.
+What a policy acts on goes to the leader as soon as in production: first tokens, ends, the last tokens of what was
+stopped, a new version. Tokens of responses that go on, and heartbeats, go more seldom (`Pace`). What a machine that goes
+without notice had not told of its responses is what it made after the last frame that production would have sent.
 """
 
 import math
@@ -14,8 +15,10 @@ import msgspec
 from tensorhub_common.machine import Tick
 from tensorhub_common.protocol.rollout.entries import Attempt, RequestId
 from tensorhub_common.protocol.rollout.messages import TOKEN_BYTES, Finished
-from tensorhub_runner.core.runner import Runner, RunnerLimits
+from tensorhub_rollout.core.leader import LeaderLimits
+from tensorhub_runner.core.runner import Held, Runner, RunnerLimits
 from tensorhub_runner.core.runner_events import (
+    AbortCame,
     Begin,
     EngineStepped,
     FrameAnswered,
@@ -32,11 +35,11 @@ from tensorhub_runner.core.runner_events import (
     WeightsLoaded,
 )
 from tensorhub_simulator.engine.agenda import Agenda
+from tensorhub_simulator.rollout_performance.config import Messages
 from tensorhub_simulator.rollout_performance.engine_model import EngineCosts, EngineModel, Made
 
-FLUSH_S: Final = 1.0
-"""First tokens and ends of responses are told so often."""
-HEARTBEAT_S: Final = 1.0
+PRODUCTION: Final = RunnerLimits()
+FRAMES_PER_S: Final = LeaderLimits().frames_per_s_max
 MESSAGES_PER_S: Final = 128
 """Limit of the heartbeats of a whole fleet, and of the frames that tell of mere progress."""
 RESEND_S: Final = 5.0
@@ -48,17 +51,42 @@ LEAST_S: Final = 1e-6
 
 @dataclass(slots=True)
 class Pace:
-    """How often each machine sends heartbeats, and tells of tokens where nothing began or ended. Production does so."""
+    """How often each machine of a fleet tells what."""
 
-    seconds: float = HEARTBEAT_S
+    messages: Messages
+    heartbeat_s: float = 0.0
+    progress_s: float = 0.0
+    """Tokens where nothing began or ended."""
+    frames_s: float = 0.0
+    """All others."""
+
+    def __post_init__(self) -> None:
+        """Begin with no machine."""
+        self.follow(0)
 
     def follow(self, instances: int) -> None:
         """Take the size of the fleet."""
-        self.seconds = max(HEARTBEAT_S, instances / MESSAGES_PER_S)
+        said = self.messages
+        # As a leader asks for with its answers to heartbeats.
+        asked = max(PRODUCTION.flush_s, min(instances / FRAMES_PER_S, PRODUCTION.flush_s_max))
+        self.frames_s = asked if said.frames_s is None else said.frames_s
+        self.progress_s = max(said.progress_s, self.frames_s, instances / MESSAGES_PER_S)
+        self.heartbeat_s = max(said.heartbeat_s, instances / MESSAGES_PER_S)
 
 
 class _PacedRunner(Runner):
     """Production's runner, whose frames may be made to come sooner or later."""
+
+    is_awaited: bool = False
+    """Whether a leader waits for what it has to send: it was told to stop something, or gave something back."""
+
+    def _abort(self, event: AbortCame) -> None:
+        super()._abort(event)
+        self.is_awaited = True
+
+    def _finish(self, held: Held, finished: Finished) -> None:
+        super()._finish(held, finished)
+        self.is_awaited = True
 
     def flush_every(self, seconds: float) -> None:
         """Send new tokens so often from now on."""
@@ -96,7 +124,7 @@ class Machine:
     _begun: set[Attempt] = field(default_factory=set)
     """Attempts that have made a token."""
     _has_told: bool = True
-    """Whether the leader was told of all first tokens and ends."""
+    """Whether the leader was told of all first tokens and ends, and of what it waits for."""
     _is_known: bool = False
     """Whether the leader knows what it holds."""
     _told_version: int | None = None
@@ -113,9 +141,13 @@ class Machine:
     def start(self, model: str, version: int) -> None:
         """Run, with a version in memory."""
         now = self.agenda.now
-        slots = self.costs.slots
+        slots, pace = self.costs.slots, self.pace
         limits = RunnerLimits(
-            slots=slots, held_max=2 * slots + HELD_AHEAD, flush_s=FLUSH_S, heartbeat_s=HEARTBEAT_S, resend_s=RESEND_S
+            slots=slots,
+            held_max=2 * slots + HELD_AHEAD,
+            flush_s=pace.frames_s,
+            heartbeat_s=pace.messages.heartbeat_s,
+            resend_s=RESEND_S,
         )
         self.core = _PacedRunner(self.name, model, 1, limits, now, is_local=self.is_local)
         self.engine = EngineModel(self.costs, now)
@@ -133,7 +165,7 @@ class Machine:
         self._give(event)
         if isinstance(event, HeartbeatAnswered):
             self._known_version = self._told_version
-            self._flush_when_due()
+        self._flush_when_due()
         self._is_known = self._is_known or isinstance(event, ReportAnswered)
         self._beat_when_useful()
         self._load_if_staged()
@@ -143,8 +175,8 @@ class Machine:
         """Go without a word: what was made since the last frame was due is lost."""
         if not self.is_up:
             return
-        now, last = self.agenda.now, self.core.flushed_at
-        due_at = last + FLUSH_S * math.floor((now - last) / FLUSH_S)
+        now, last, every_s = self.agenda.now, self.core.flushed_at, self.pace.frames_s
+        due_at = last + every_s * math.floor((now - last) / every_s)
         if due_at > last:
             self._make(due_at)
             self.core.flush_every(0.0)
@@ -161,8 +193,9 @@ class Machine:
             self._give(self._stepped(made))
 
     def _flush_when_due(self) -> None:
-        """Tell of mere progress at the pace of the fleet, of first tokens and ends sooner."""
-        self.core.flush_every(self.pace.seconds if self._has_told else FLUSH_S)
+        """Tell of mere progress at the pace of the fleet, of all others sooner."""
+        self._has_told = self._has_told and not self.core.is_awaited
+        self.core.flush_every(self.pace.progress_s if self._has_told else self.pace.frames_s)
 
     def _beat_when_useful(self) -> None:
         """Beat at the pace of the fleet, sooner where the leader is to learn the version, and not at all without work.
@@ -171,11 +204,11 @@ class Machine:
         the hub with its next request.
         """
         if self.core.version not in (None, self._known_version):
-            self._beat_every(HEARTBEAT_S)
+            self._beat_every(PRODUCTION.heartbeat_s)
         elif self._is_known and not (self.core.held or self.is_local):
             self._beat_every(math.inf)
         else:
-            self._beat_every(self.pace.seconds)
+            self._beat_every(self.pace.heartbeat_s)
 
     def _beat_every(self, seconds: float) -> None:
         if self.core.limits.heartbeat_s != seconds:
@@ -198,7 +231,7 @@ class Machine:
         def loaded() -> None:
             self._is_changing = False
             # The leader learns its version from a heartbeat.
-            self._beat_every(HEARTBEAT_S)
+            self._beat_every(PRODUCTION.heartbeat_s)
             self.tell(WeightsLoaded(version, f"root-{version}"))
 
         self.agenda.after(self._pause_s, loaded)
@@ -216,8 +249,8 @@ class Machine:
                     self._kept.pop(attempt, None)
                     self._begun.discard(attempt)
                 case SendFrame():
-                    self._has_told = True
-                    self.core.flush_every(self.pace.seconds)
+                    self._has_told, self.core.is_awaited = True, False
+                    self.core.flush_every(self.pace.progress_s)
                     self.carry_out(self, effect)
                 case SendHeartbeat(beat=beat):
                     self._told_version = beat.version if beat.log else None

@@ -145,7 +145,7 @@ def _closed_before_the_log() -> tuple[Replacement, ...]:
 
 def _half_prefix() -> tuple[Replacement, ...]:
     """A runner begins before the whole prefix is there."""
-    return ((runner_module._Held, "is_whole", property(lambda self: True)),)
+    return ((runner_module.Held, "is_whole", property(lambda self: True)),)
 
 
 def _prefix_forgotten() -> tuple[Replacement, ...]:

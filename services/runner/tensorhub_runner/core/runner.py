@@ -89,7 +89,7 @@ class RunnerLimits(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True, eq=False)
-class _Held:
+class Held:
     """One attempt."""
 
     assign: Assign
@@ -169,10 +169,10 @@ class Runner:
         self._comes_at: float | None = None
         """When the next version is here, as it was told last."""
         self.wants_load = False
-        self.held: dict[Attempt, _Held] = {}
-        self._running: dict[Attempt, _Held] = {}
+        self.held: dict[Attempt, Held] = {}
+        self._running: dict[Attempt, Held] = {}
         """Of these, what the engine makes tokens of."""
-        self._waiting: dict[Attempt, _Held] = {}
+        self._waiting: dict[Attempt, Held] = {}
         """And what is to begin: all events ask for both, and few change much of them."""
         self._may_have_news = False
         """Whether something may be to be sent; False: nothing is."""
@@ -318,7 +318,7 @@ class Runner:
         if held is None:
             if self.is_leaving or len(self.held) >= self.limits.held_max:
                 return AssignResult(attempt, 0, "the machine goes away" if self.is_leaving else "there is no room")
-            held = self.held[attempt] = _Held(assign, runs=list(assign.runs))
+            held = self.held[attempt] = Held(assign, runs=list(assign.runs))
         if not held.is_whole and assign.start <= held.count:
             skip = TOKEN_BYTES * (held.count - assign.start)
             held.tokens += assign.tokens[skip:]
@@ -347,13 +347,13 @@ class Runner:
             self._forget(attempt)
         self._effects.append(AnswerAbort(tuple(stopped), request.forget))
 
-    def _leave(self, attempt: Attempt, held: _Held) -> None:
+    def _leave(self, attempt: Attempt, held: Held) -> None:
         if held.is_running:
             held.is_running = False
             del self._running[attempt]
             self._effects.append(Stop(attempt))
 
-    def _finish(self, held: _Held, finished: Finished) -> None:
+    def _finish(self, held: Held, finished: Finished) -> None:
         """Note how an attempt that does not run any more has ended."""
         held.finished = finished
         self._waiting.pop(finished.attempt, None)
@@ -443,7 +443,7 @@ class Runner:
             free -= 1
             self._begin(attempt, held)
 
-    def _begin(self, attempt: Attempt, held: _Held) -> None:
+    def _begin(self, attempt: Attempt, held: Held) -> None:
         """Have the engine go on behind the tokens that are here, unless no token may follow them."""
         reason = held.assign.sampling.ended_by(held.tokens)
         if reason is not None:
@@ -455,7 +455,7 @@ class Runner:
         self._add_run(held)
         self._effects.append(Begin(attempt, held.assign.prompt, bytes(held.tokens), held.assign.sampling))
 
-    def _supersede(self, attempt: Attempt, held: _Held) -> None:
+    def _supersede(self, attempt: Attempt, held: Held) -> None:
         """Give an attempt back that its version rule does not let begin, or go on."""
         self._leave(attempt, held)
         self._finish(held, Finished(attempt, held.count, "superseded"))
@@ -466,7 +466,7 @@ class Runner:
             if held.is_running or held.waits:
                 self._supersede(attempt, held)
 
-    def _is_allowed(self, held: _Held) -> bool:
+    def _is_allowed(self, held: Held) -> bool:
         """Tell whether an attempt may make its next token on the version in memory.
 
         The rule of age is of the first token, and of one on an older version than that of the token before it.
@@ -477,7 +477,7 @@ class Runner:
             return not self.versions.is_retired(self.version)
         return rule.allows(self.version, self.versions)
 
-    def _add_run(self, held: _Held, *, is_kept: bool = False) -> None:
+    def _add_run(self, held: Held, *, is_kept: bool = False) -> None:
         """Begin a run behind the tokens that are here; one that got no token is replaced."""
         assert self.version is not None
         while held.runs and held.runs[-1].start >= held.count:
@@ -514,7 +514,7 @@ class Runner:
         context = sum(each.count + len(each.assign.prompt) // TOKEN_BYTES for each in going_on)
         self._measured.append(EngineStep(len(going_on), context / len(going_on), event.seconds))
 
-    def _made(self, held: _Held, made: StepTokens) -> None:
+    def _made(self, held: Held, made: StepTokens) -> None:
         if made.is_current and held.runs[-1].kv == "kept":
             # The cache had no room for it, and it was computed again.
             self._add_run(held)
