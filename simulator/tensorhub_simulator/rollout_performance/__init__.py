@@ -7,6 +7,6 @@ are, `cases` what is run, `tails` when a step's responses were whole, `tables` a
 `allocate` divides a scenario's instances by its `profile`. `baselines` and `offline` have placements for comparison,
 the latter by lengths that are known.
 
-Seams: `__main__`, `allocate`, `arrivals`, `baselines`, `cases`, `config`, `draws`, `engine_model`, `job`, `offline`,
-`profile`, `rounds`, `spot`, `tails`, `trainer`, `weights`.
+Seams: `__main__`, `allocate`, `arrivals`, `baselines`, `cases`, `config`, `draws`, `engine_model`, `job`, `machine`,
+`offline`, `profile`, `rounds`, `spot`, `tails`, `trainer`, `weights`.
 """

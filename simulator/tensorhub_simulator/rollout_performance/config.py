@@ -245,7 +245,7 @@ def _converted(tree: object, name: str) -> Scenario:
 def wrongs(scenario: Scenario) -> Iterator[str]:
     """Yield what is wrong, in sentences."""
     trainer, lengths, spot, engine = scenario.trainer, scenario.lengths, scenario.spot, scenario.engine
-    messages = scenario.messages
+    messages, frames_s = scenario.messages, scenario.messages.frames_s
     for what, number, least, most in (
         ("trainer.steps", trainer.steps, 1, STEPS_MAX),
         ("trainer.groups", trainer.groups, 1, REQUESTS_MAX),
@@ -273,7 +273,7 @@ def wrongs(scenario: Scenario) -> Iterator[str]:
         ("price.reserved", scenario.price.reserved, 0.0, NUMBER_MAX),
         ("price.spot", scenario.price.spot, 0.0, NUMBER_MAX),
         ("pause_s", scenario.pause_s, 0.0, NUMBER_MAX),
-        ("messages.frames_s", messages.frames_s or MESSAGES_LEAST_S, MESSAGES_LEAST_S, MESSAGES_MOST_S),
+        ("messages.frames_s", MESSAGES_LEAST_S if frames_s is None else frames_s, MESSAGES_LEAST_S, MESSAGES_MOST_S),
         ("messages.progress_s", messages.progress_s, MESSAGES_LEAST_S, MESSAGES_MOST_S),
         ("messages.heartbeat_s", messages.heartbeat_s, MESSAGES_LEAST_S, MESSAGES_MOST_S),
         ("messages.look_s", messages.look_s, MESSAGES_LEAST_S, MESSAGES_MOST_S),

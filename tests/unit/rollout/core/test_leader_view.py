@@ -24,6 +24,7 @@ from tensorhub_rollout.core.leader_events import (
     PromptLoaded,
     ReportCame,
     VersionsSeen,
+    Want,
 )
 from tensorhub_rollout.core.state import RolloutState
 from tensorhub_rollout.policy.view import InstanceView
@@ -69,6 +70,46 @@ class Job:
     def instance(self) -> InstanceView:
         (found,) = self.leader.view(MODEL).instances
         return found
+
+
+def test_an_instance_that_has_not_changed_is_the_same_object_at_the_next_look() -> None:
+    """And another one after each change: of itself, of its requests, of the versions, and of what it is to have."""
+    job = Job()
+    of = job.submit(0.2)
+
+    def beat_with_another_number_of_slots() -> None:
+        beat = RunnerHeartbeat("log", 1, 0, MODEL, 16, 1, keeps_versions=True)
+        job.leader.handle(HeartbeatCame(RUNNER, beat), 0.6)
+
+    def load_a_prompt_with_its_rule() -> None:
+        job.leader.handle(PromptLoaded(of, b"", Sampling(40, 7), VersionRule()), 0.7)
+
+    for change in (
+        lambda: job.leader.handle(Place(of, RUNNER), 0.5),
+        beat_with_another_number_of_slots,
+        load_a_prompt_with_its_rule,
+        lambda: job.leader.handle(Want(RUNNER, 1), 0.8),
+        lambda: job.publish(2, 0.9),
+        lambda: job.beat(2, 1.0),
+    ):
+        before = job.instance()
+        assert job.instance() is before
+        change()
+        assert job.instance() is not before
+        job.leader.check()
+    assert job.instance().pending == (of,)
+
+
+def test_an_instance_is_lost_as_soon_as_it_was_silent_for_long_enough_though_others_are_heard() -> None:
+    job = Job()
+    other = RunnerHeartbeat("log", 1, 0, MODEL, 8, 1)
+    for tenth in range(2, 20):
+        job.leader.handle(HeartbeatCame("runner-1", other), tenth / 10)
+        if tenth <= 8:
+            job.beat(1, tenth / 10)
+        # The last heartbeat of the one came at 0.8 s, and half a second is silence.
+        assert (RUNNER in job.leader.instances) == (tenth < 13), tenth
+        assert tenth < 3 or "runner-1" in job.leader.instances
 
 
 def test_a_request_is_due_once_a_version_was_published_after_it() -> None:

@@ -3,8 +3,17 @@
 import msgspec
 import pytest
 
-from tensorhub_simulator.rollout_performance.config import SYSTEMS_FIRST, Scenario, ScenarioError, decode, with_trace
+from tensorhub_simulator.rollout_performance.config import (
+    SYSTEMS_FIRST,
+    Messages,
+    Scenario,
+    ScenarioError,
+    System,
+    decode,
+    with_trace,
+)
 from tensorhub_simulator.rollout_performance.job import JobRun
+from tensorhub_simulator.rollout_performance.machine import Pace
 
 SMALL = b"""
 name: small
@@ -66,6 +75,31 @@ def test_seldom_messages_of_a_large_fleet_cost_no_more_tokens_of_machines_that_g
     assert seldom.seconds == pytest.approx(often.seconds, rel=0.1)
 
 
+def test_a_policy_that_knows_no_lengths_sees_in_frames_of_mere_progress_nothing_that_it_acts_on() -> None:
+    """First tokens, ends and what was stopped come every 50 ms, as in production; all other tokens may come later."""
+
+    def seconds(**messages: float) -> float:
+        return JobRun(msgspec.structs.replace(own(steps=4), messages=Messages(**messages)), "rlboost").run().seconds
+
+    assert seconds() == seconds(progress_s=0.05) < seconds(frames_s=2.0) - 4 * 0.5
+
+
+def test_frames_come_as_seldom_as_a_leader_asks_of_a_large_fleet() -> None:
+    pace, often = Pace(Messages()), Pace(Messages(frames_s=0.5))
+    found = []
+    for instances in (2, 1000, 4096):
+        pace.follow(instances)
+        often.follow(instances)
+        found.append((pace.frames_s, often.frames_s, pace.heartbeat_s))
+    assert found == [(0.05, 0.5, 1.0), (0.5, 0.5, 1000 / 128), (2.0, 0.5, 32.0)]
+
+
+def test_the_terms_of_the_policy_can_be_off() -> None:
+    off = msgspec.structs.replace(scenario(), terms_off=("migration", "seeding"))
+    assert JobRun(off, "arrival").run().seconds != JobRun(scenario(), "arrival").run().seconds
+    assert JobRun(off, "rlboost").run() == JobRun(scenario(), "rlboost").run()
+
+
 def test_machines_of_a_trace_come_and_go_as_it_says() -> None:
     """Of two, one goes after a while and another comes: paid are 5 + 20 s and more, with what boots."""
     text = "0,comes,a\n0,comes,b\n5,goes,a\n8,comes,c\n"
@@ -105,6 +139,8 @@ def test_streaming_is_sooner_than_waiting_for_all_and_one_step_ahead_is_sooner_y
         (b"seed: 3", b"seed: three", "Expected `int`, got `str`"),
         (b"seed: 3", b"seed: 3\nseeds: 4", "unknown field `seeds`"),
         (b"token_s: 0.004", b"token_s: .nan", "trainer.token_s is nan"),
+        (b"seed: 3", b"seed: 3\nmessages: {frames_s: 0}", "messages.frames_s is 0, and must be from 0.01 to 60"),
+        (b"seed: 3", b"seed: 3\nterms_off: [moves]", "Invalid enum value 'moves'"),
     ],
 )
 def test_a_mistake_in_a_scenario_is_told(old: bytes, new: bytes, said: str) -> None:
