@@ -1,8 +1,8 @@
 """One instance: a production runner with a modelled engine, from when its process runs until its machine goes.
 
 What a policy acts on goes to the leader as soon as in production: first tokens, ends, the last tokens of what was
-stopped, a new version. Tokens of responses that go on, and heartbeats, go more seldom (`Pace`). What a machine that goes
-without notice had not told of its responses is what it made after the last frame that production would have sent.
+stopped, a new version. Tokens of responses that go on, and heartbeats, go more seldom (`Pace`). What a machine that
+goes without notice had not told of its responses is what it made after the last frame that production would have sent.
 """
 
 import math

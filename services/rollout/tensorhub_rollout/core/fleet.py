@@ -1,8 +1,8 @@
 """The instances that one leader has heard of: who is there, who is silent, and how fast each is. Pure.
 
 Invariants: silence counts only while this leader was connected and running, and from when it began to listen. So no
-instance is lost for what the leader could not hear. What is kept of all instances (who is remote, and when the first may
-be lost) is what a walk through them would find: in a large fleet a leader that walked at each look would do little else.
+instance is lost for what the leader could not hear. Who is remote, and when the first may be lost, is kept as a walk
+through all instances would find it: in a large fleet a leader that walked at each look would do little else.
 """
 
 import math
@@ -75,7 +75,7 @@ class Fleet:
                 yield instance, f"its engine made no step for {self._stall_s:g} s"
 
     def note_silence(self, runner: str) -> None:
-        """Take an instance for silent, whenever it was heard."""
+        """Take an instance for silent, whenever it was heard: a simulation knows it without its heartbeats."""
         instance = self.instances.get(runner)
         if instance is not None:
             instance.heard_at = self._lost_at = -math.inf

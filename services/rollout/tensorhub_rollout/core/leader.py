@@ -1143,8 +1143,7 @@ class Leader:
             if placement.asked_at is not None and self._now - placement.asked_at >= limits.resend_s:
                 self._ask_again(placement)
         for instance in self.instances.values():
-            if instance.to_forget or instance.asked_to_forget_at is not None:
-                self._ask_to_forget(instance)
+            self._ask_to_forget(instance)
         for model, meter in self._meters.items():
             meter.see_fleet(self.fleet.remote_of(model))
         if self.fleet.count_rates(limits.rate_s):

@@ -107,6 +107,7 @@ class Held:
 
     @property
     def count(self) -> int:
+        """How many tokens are here, those of the prefix among them."""
         return len(self.tokens) // TOKEN_BYTES
 
     @property
@@ -121,10 +122,12 @@ class Held:
 
     @property
     def waits(self) -> bool:
+        """Whether it is to begin."""
         return self.is_whole and not (self.is_running or self.is_stopped or self.finished is not None)
 
     @property
     def state(self) -> HeldState:
+        """What a report says of it."""
         if self.finished is not None:
             return "finished"
         return "stopped" if self.is_stopped else "running"
