@@ -260,8 +260,12 @@ class Machine:
 
     def _stepped(self, made: Made[Attempt]) -> EngineStepped:
         self.tokens += made.tokens * len(made.requests)
-        rows = tuple(self._row(attempt, made.tokens, is_last=attempt in made.ended) for attempt in made.requests)
-        return EngineStepped(rows, made.step_s)
+        if self.is_forgetful or made.ended:
+            rows = [self._row(attempt, made.tokens, is_last=attempt in made.ended) for attempt in made.requests]
+        else:
+            body = bytes(TOKEN_BYTES * made.tokens)
+            rows = [StepTokens(attempt, body, body) for attempt in made.requests]
+        return EngineStepped(tuple(rows), made.step_s)
 
     def _row(self, attempt: Attempt, count: int, *, is_last: bool) -> StepTokens:
         if self.is_forgetful:

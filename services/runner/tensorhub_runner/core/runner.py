@@ -494,11 +494,11 @@ class Runner:
         self._may_have_news = True
         self._measure(event)
         for made in event.made:
-            held = self.held.get(made.attempt)
+            held = self._running.get(made.attempt)
             # The engine had begun the step before it was told to leave the attempt.
-            if held is None or not held.is_running:
+            if held is None:
                 continue
-            if not held.count and self.version is not None and not self._is_allowed(held):
+            if not held.tokens and self.version is not None and not self._is_allowed(held):
                 self._supersede(made.attempt, held)
             else:
                 self._made(held, made)
@@ -614,7 +614,7 @@ class Runner:
         rows: list[tuple[Attempt, int]] = []
         room = self.limits.frame_tokens_max
         for attempt, held in self.held.items():
-            sent, count = held.sent, held.count
+            sent, count = held.sent, len(held.tokens) // TOKEN_BYTES
             stop = min(count, sent + room)
             if sent < stop:
                 first, last = TOKEN_BYTES * sent, TOKEN_BYTES * stop
