@@ -11,7 +11,6 @@ import msgspec
 import yaml
 from msgspec.structs import replace
 
-from tensorhub_common.config.parsers import ArrivalTerm
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.protocol.rollout.messages import OnUpdate
 from tensorhub_simulator.performance import strict_yaml
@@ -47,6 +46,9 @@ have come (`lengths.prompts`)."""
 
 SYSTEMS_FIRST: Final[tuple[System, ...]] = get_args(System)[:8]
 """What a scenario is run with that names no systems."""
+
+Term = Literal["admission", "migration", "seeding"]
+"""Of the policy `arrival`, as a manager's setting names it: what reads settings is not pure."""
 
 STEPS_MAX: Final = 1000
 STEPS_AHEAD_MAX: Final = 4
@@ -187,8 +189,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     far: FarSite | None = None
     """Instances at another site, to which `weights` move as well."""
     messages: Messages = Messages()
-    terms_off: tuple[ArrivalTerm, ...] = ()
-    """Of the policy `arrival`."""
+    terms_off: tuple[Term, ...] = ()
+    """What the policy `arrival` leaves off."""
     pause_s: float = 0.1
     """An engine stands still so long to go over to a version that it has beside its own."""
     about: str = ""

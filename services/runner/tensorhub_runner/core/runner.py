@@ -510,11 +510,13 @@ class Runner:
         going_on = [
             held
             for made in event.made
-            if (held := self.held.get(made.attempt)) is not None and made.tokens and held.count > held.began_at
+            if (held := self.held.get(made.attempt)) is not None
+            and made.tokens
+            and len(held.tokens) > TOKEN_BYTES * held.began_at
         ]
         if not going_on or len(going_on) < len(self._running):
             return
-        context = sum(each.count + len(each.assign.prompt) // TOKEN_BYTES for each in going_on)
+        context = sum(len(each.tokens) + len(each.assign.prompt) for each in going_on) // TOKEN_BYTES
         self._measured.append(EngineStep(len(going_on), context / len(going_on), event.seconds))
 
     def _made(self, held: Held, made: StepTokens) -> None:

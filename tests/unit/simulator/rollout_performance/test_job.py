@@ -3,12 +3,14 @@
 import msgspec
 import pytest
 
+from tensorhub_common.config.parsers import ArrivalTerm
 from tensorhub_simulator.rollout_performance.config import (
     SYSTEMS_FIRST,
     Messages,
     Scenario,
     ScenarioError,
     System,
+    Term,
     decode,
     with_trace,
 )
@@ -95,6 +97,7 @@ def test_frames_come_as_seldom_as_a_leader_asks_of_a_large_fleet() -> None:
 
 
 def test_the_terms_of_the_policy_can_be_off() -> None:
+    assert get_args(Term) == get_args(ArrivalTerm)
     off = msgspec.structs.replace(scenario(), terms_off=("migration", "seeding"))
     assert JobRun(off, "arrival").run().seconds != JobRun(scenario(), "arrival").run().seconds
     assert JobRun(off, "rlboost").run() == JobRun(scenario(), "rlboost").run()
