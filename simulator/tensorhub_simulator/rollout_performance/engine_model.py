@@ -142,6 +142,10 @@ class EngineModel(Generic[Key]):
         steps = max(0, min(self._least(), self._room()))
         return self.at + sum(self._prefills.values()) / self.costs.prefill_tokens_per_s + self._seconds(steps)
 
+    def next_step_at(self) -> float:
+        """Return when the next step ends of what runs, all prompts computed."""
+        return self.at + sum(self._prefills.values()) / self.costs.prefill_tokens_per_s + self._step_s()
+
     # ------------------------------------------------------------------------------------------ steps
 
     @property

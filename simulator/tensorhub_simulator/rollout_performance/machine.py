@@ -16,6 +16,7 @@ from tensorhub_common.machine import Tick
 from tensorhub_common.protocol.rollout.entries import Attempt, RequestId
 from tensorhub_common.protocol.rollout.messages import TOKEN_BYTES, Finished
 from tensorhub_rollout.core.leader import LeaderLimits
+from tensorhub_rollout.policy.plateau import SAMPLES_MIN
 from tensorhub_runner.core.runner import Held, Runner, RunnerLimits
 from tensorhub_runner.core.runner_events import (
     AbortCame,
@@ -42,6 +43,8 @@ PRODUCTION: Final = RunnerLimits()
 FRAMES_PER_S: Final = LeaderLimits().frames_per_s_max
 MESSAGES_PER_S: Final = 128
 """Limit of the heartbeats of a whole fleet, and of the frames that tell of mere progress."""
+MEASURED_OFTEN: Final = 2 * SAMPLES_MIN
+"""Until it has told of so many steps a machine of a small fleet has heartbeats as often as in production."""
 RESEND_S: Final = 5.0
 HELD_AHEAD: Final = 64
 """Attempts that a runner holds beside those that run."""
@@ -63,6 +66,11 @@ class Pace:
     def __post_init__(self) -> None:
         """Begin with no machine."""
         self.follow(0)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the fleet may have heartbeats as often as is said."""
+        return self.heartbeat_s <= self.messages.heartbeat_s
 
     def follow(self, instances: int) -> None:
         """Take the size of the fleet."""
@@ -123,6 +131,8 @@ class Machine:
     _is_changing: bool = False
     _begun: set[Attempt] = field(default_factory=set)
     """Attempts that have made a token."""
+    _has_fresh: bool = False
+    """Whether something runs, or is to, that has made no token."""
     _has_told: bool = True
     """Whether the leader was told of all first tokens and ends, and of what it waits for."""
     _is_known: bool = False
@@ -131,6 +141,8 @@ class Machine:
     """The version that the last heartbeat told of."""
     _known_version: int | None = None
     """The same of the last one that was answered."""
+    _measured: int = 0
+    """How many steps its heartbeats have told of."""
     _kept: dict[Attempt, int] = field(default_factory=dict)
     """Tokens that a forgetful one has not told of."""
     _due_at: float = math.inf
@@ -189,6 +201,7 @@ class Machine:
         while (made := self.engine.advance(until)) is not None:
             self._has_told = self._has_told and not made.ended and self._begun.issuperset(made.requests)
             self._begun.update(made.requests)
+            self._has_fresh = bool(self.engine.waiting) or not self._begun.issuperset(self.engine.running)
             self._begun -= made.ended
             self._give(self._stepped(made))
 
@@ -207,6 +220,8 @@ class Machine:
             self._beat_every(PRODUCTION.heartbeat_s)
         elif self._is_known and not (self.core.held or self.is_local):
             self._beat_every(math.inf)
+        elif self._measured < MEASURED_OFTEN and self.pace.is_small:
+            self._beat_every(PRODUCTION.heartbeat_s)
         else:
             self._beat_every(self.pace.heartbeat_s)
 
@@ -243,6 +258,7 @@ class Machine:
                     made = len(tokens) // TOKEN_BYTES
                     length = self.length_of(self.core.held[attempt].assign.request)
                     self._kept.pop(attempt, None)
+                    self._has_fresh = True
                     self.engine.begin(attempt, len(prompt) // TOKEN_BYTES + made, length - made, self.agenda.now)
                 case Stop(attempt=attempt):
                     self.engine.stop(attempt)
@@ -254,6 +270,7 @@ class Machine:
                     self.carry_out(self, effect)
                 case SendHeartbeat(beat=beat):
                     self._told_version = beat.version if beat.log else None
+                    self._measured += len(beat.measured)
                     self.carry_out(self, effect)
                 case _:
                     self.carry_out(self, effect)
@@ -282,6 +299,10 @@ class Machine:
         ends_at = self.engine.next_at()
         if ends_at is not None and not self._is_changing:
             times.append(ends_at)
+            if self._has_fresh:
+                # First tokens go with the next frame.
+                frame_at = self.core.flushed_at + self.pace.frames_s
+                times.append(max(self.engine.next_step_at(), frame_at))
         self._due_at = max(min(times), self.agenda.now + LEAST_S)
         if self._due_at < self._wakes_at:
             self._wake_at(self._due_at)
