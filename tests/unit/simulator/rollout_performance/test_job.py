@@ -67,7 +67,7 @@ def test_seldom_messages_of_a_large_fleet_cost_no_more_tokens_of_machines_that_g
     """As if it had thousands of instances: mere progress is told every 20 s, and what is lost is still one second's."""
     found = scenario(changes=((0.0, 3), (11.7, 1)))
     lengths = msgspec.structs.replace(found.lengths, median=250, between=0.05, within=0.05)
-    found = msgspec.structs.replace(found, lengths=lengths)
+    found = msgspec.structs.replace(found, lengths=lengths, messages=Messages(frames_s=1.0))
     often = JobRun(found, "rlboost").run()
     monkeypatch.setattr("tensorhub_simulator.rollout_performance.machine.MESSAGES_PER_S", 0.1)
     seldom = JobRun(found, "rlboost").run()
