@@ -563,11 +563,11 @@ class JobRun:
         spot = [each for each in self._machines.values() if not each.is_local and each.name not in self._far]
         if size.units < before and spot:
             spot[-1].tell(PreemptionNoticed())
-            self._agenda.after(LOOK_S, partial(self._end_drained, spot[-1]))
+            self._agenda.after(self._look_s, partial(self._end_drained, spot[-1]))
 
     def _end_drained(self, machine: Machine) -> None:
         if machine.is_up and not machine.core.is_drained:
-            self._agenda.after(LOOK_S, partial(self._end_drained, machine))
+            self._agenda.after(self._look_s, partial(self._end_drained, machine))
             return
         self._end(machine)
 

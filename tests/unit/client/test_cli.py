@@ -96,7 +96,7 @@ def test_simulate_rollout_becomes_the_simulator_of_rollouts(
     became: list[list[str]] = []
     monkeypatch.setattr("os.execv", lambda _, arguments: became.append(arguments))
     options = ["--alone", "--json", "--picture", "p.svg", "--processes", "3"]
-    options += ["--system=arrival", "--system=oracle", "--seeds", "5"]
+    options += ["--system=arrival", "--system=oracle", "--seeds", "5", "--allocate", "--tails"]
     assert run("simulate", "rollout", *options, "no-such.yaml").code == 0
     (arguments,) = became
     module = "tensorhub_simulator.rollout_performance"

@@ -1,5 +1,7 @@
 """A simulated job: every system trains every response once, and machines that come and go are worth something."""
 
+from typing import get_args
+
 import msgspec
 import pytest
 
@@ -9,7 +11,6 @@ from tensorhub_simulator.rollout_performance.config import (
     Messages,
     Scenario,
     ScenarioError,
-    System,
     Term,
     decode,
     with_trace,

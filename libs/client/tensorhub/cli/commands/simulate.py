@@ -30,7 +30,7 @@ def simulate(
         typer.Argument(
             metavar="[rollout] [SCENARIO]...",
             help="A YAML file, or standalone, elastic, across; by default these three. After the word rollout: a YAML "
-            "file of a job of rollouts, rlboost-8b or streamrl-7b; by default these two.",
+            "file of a job of rollouts, rlboost-8b, streamrl-7b or another of ours; by default all of ours.",
         ),
     ] = None,
     alone: Annotated[bool, typer.Option("--alone", help="Neither other sizes nor other assumptions.")] = False,
@@ -48,6 +48,13 @@ def simulate(
             help="After rollout: how many seeds, from the file's on.", parser=options.whole(1, SEEDS_MAX), metavar="N"
         ),
     ] = None,
+    allocate: Annotated[
+        bool,
+        typer.Option("--allocate", help="After rollout: how many instances are to generate and how many to train."),
+    ] = False,
+    tails: Annotated[
+        bool, typer.Option("--tails", help="After rollout: also when the responses of a step are whole.")
+    ] = False,
     processes: Annotated[
         int | None,
         typer.Option(
@@ -66,8 +73,8 @@ def simulate(
     need("simulate", "yaml", "xxhash", extra="simulate")
     names = scenarios or []
     is_rollout = names[:1] == ["rollout"]
-    if not is_rollout and (system or seeds is not None):
-        raise typer.BadParameter("--system and --seeds are for rollouts: say simulate rollout")
+    if not is_rollout and (system or seeds is not None or allocate or tails):
+        raise typer.BadParameter("--system, --seeds, --allocate and --tails are for rollouts: say simulate rollout")
     command = [sys.executable, "-m", "tensorhub_launcher.become", ROLLOUT_MODULE if is_rollout else MODULE]
     command += ["--alone"] if alone else []
     command += ["--json"] if json else []
@@ -75,6 +82,8 @@ def simulate(
     command += ["--processes", str(processes)] if processes is not None else []
     command += [f"--system={each}" for each in system or ()]
     command += ["--seeds", str(seeds)] if seeds is not None else []
+    command += ["--allocate"] if allocate else []
+    command += ["--tails"] if tails else []
     # Between the two programs Ctrl-C waits for the one that comes: no instruction is without a handler.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
