@@ -185,7 +185,7 @@ def stand_all_shards(world: CatalogDriver) -> None:
 RETAINED = {
     *("unpublish.held", "shard.stays", "version.pinned", "version.unpinned", "version.kept", "version.exposed"),
     *("model.retention", "model.rewound", "copy.placed", "job.quota", "agent.draining", "agent.drained"),
-    "round.overtaken",
+    *("round.overtaken", "hold.stated", "hold.ended"),
 }
 
 

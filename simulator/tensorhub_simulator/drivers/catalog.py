@@ -18,12 +18,14 @@ from tensorhub_common.protocol.log import codec
 from tensorhub_common.protocol.log.commands import (
     AnyCommand,
     Drained,
+    EndHold,
     Expire,
     Filled,
     ForgetAgent,
     GiveUp,
     Granted,
     HeldShard,
+    Hold,
     Join,
     Publish,
     Ready,
@@ -184,6 +186,21 @@ class CatalogDriver:
         self._said += 1
         by, incarnation = Sender(REGISTRY, term, self._said), 1 if known is None else known.incarnation
         return self.say(ForgetAgent(by=by, agent=agent, incarnation=incarnation, term=term))
+
+    # Holds.
+
+    def hold(
+        self, *versions: int, holder: str = "rollouts", term: int = 1, n: int | None = None, lasts_s: int = 60
+    ) -> tuple[Event, ...]:
+        """Let somebody hold these versions alone, from now on."""
+        self._said += 1
+        number = self._said if n is None else n
+        return self.say(Hold(model=MODEL, holder=holder, term=term, n=number, versions=versions, lasts_s=lasts_s))
+
+    def end_hold(self, holder: str = "rollouts", term: int = 1) -> tuple[Event, ...]:
+        """Let the registry's leader say that a hold has ended."""
+        self._said += 1
+        return self.say(EndHold(by=Sender(REGISTRY, term, self._said), model=MODEL, holder=holder, term=term))
 
     # Shards.
 

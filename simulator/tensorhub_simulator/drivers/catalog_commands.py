@@ -18,11 +18,13 @@ from tensorhub_common.protocol.log.commands import (
     DrainAgent,
     Drained,
     Drop,
+    EndHold,
     Expire,
     Filled,
     GiveUp,
     Granted,
     HeldShard,
+    Hold,
     Join,
     Lead,
     Pin,
@@ -301,6 +303,7 @@ class DrawnCommands:
 
 ROOMS = (0, 64, 128, 1024)
 CACHE_LANE = 900
+HOLDERS = ("rollouts", "other")
 END_ODDS = 8
 """A job is deleted so rarely that most of a life lies before it."""
 
@@ -378,7 +381,10 @@ class DrawnRulings(DrawnCommands):
     def _ruling(self) -> AnyCommand:
         version = self._version() or 1
         agent = self.pick(AGENTS)
-        kind = self.pick(("retain",) * 6 + ("pin", "unpin", "rewind", "drain", "drain", "quota", "delete", "end"))
+        kind = self.pick(
+            ("retain",) * 6
+            + ("hold", "hold", "end_hold", "pin", "unpin", "rewind", "drain", "drain", "quota", "delete", "end")
+        )
         match kind:
             case "retain":
                 return Retain(model=MODEL, last=self.pick((0, 1, 1, 1, 2, 2, -1, 33)))
@@ -386,6 +392,13 @@ class DrawnRulings(DrawnCommands):
                 return Pin(model=MODEL, version=version)
             case "unpin":
                 return Unpin(model=MODEL, version=version)
+            case "hold":
+                return self._hold(version)
+            case "end_hold":
+                self._n += 1
+                term = self.world.catalog.term
+                by = Sender(REGISTRY, term, self._n)
+                return EndHold(by=by, model=MODEL, holder=self.pick(HOLDERS), term=term)
             case "rewind":
                 return Rewind(model=MODEL, to=max(0, version - self.pick((0, 1, 2))))
             case "drain":
@@ -395,6 +408,14 @@ class DrawnRulings(DrawnCommands):
             case "end" if self.pick(range(END_ODDS)) == 0:
                 return DeleteJob(by=self.often(None, self._sender(agent, None)))
         return Delete(model=MODEL)
+
+    def _hold(self, version: int) -> Hold:
+        """Hold some of the last versions, or none, mostly with a higher number than before."""
+        model, holder = self.world.catalog.models.get(MODEL), self.pick(HOLDERS)
+        known = model.holds.get(holder) if model is not None else None
+        n = 1 if known is None else known.n + self.pick((1, 1, 1, 0, -1))
+        versions = self.pick(((version,), (version, max(0, version - 1)), ()))
+        return Hold(model=MODEL, holder=holder, term=1, n=n, versions=versions, lasts_s=self.pick((2, 20, 600, 0)))
 
 
 def _fields(command: AnyCommand) -> dict[str, Any]:

@@ -10,7 +10,8 @@ Invariants:
 - Events, snapshots of jobs' logs, their lease and streams belong to the registry.
 - An agent reads neither the rollout log of a job nor its payloads: it can make consumers of events alone, and these
   streams give single messages only through `STREAM.MSG.GET`.
-- A client appends what a trainer says of rollouts. What their manager says is the manager's alone.
+- A client appends what a trainer says of rollouts. What their manager says is the manager's alone. Of a job's commands
+  the manager has `hold` alone.
 - A client speaks as one runner, the trainer's own engine, and answers what it was asked as that, into no other inbox.
 - A client of one job can name no other job.
 
@@ -161,6 +162,8 @@ def _rollout() -> tuple[list[str], list[str]]:
         subjects.payloads_of_all_jobs(),
         subjects.rollout_snapshots_of_all_jobs(),
         *(subjects.to_runners_of_all_jobs(what) for what in subjects.MANAGER_MESSAGES),
+        # Versions that requests are for alone have a copy meanwhile.
+        subjects.commands_of_all_jobs_to("hold"),
         f"{subjects.INBOX}.>",
     ]
     asks = [

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from tensorhub_common.catalog import reconcile
-from tensorhub_common.catalog.handlers import admin, membership, publishing, rounds
+from tensorhub_common.catalog.handlers import admin, holding, membership, publishing, rounds
 from tensorhub_common.catalog.state import HUB_LANES_MAX, Catalog, Remembered
 from tensorhub_common.catalog.validation import CommandRefused, check_sender, is_registry_sender, is_sender
 from tensorhub_common.errors import BadCommand, JobGone, StaleSender, gone
@@ -28,6 +28,7 @@ _HANDLERS: Final[Mapping[type, Callable[[Catalog, Any, list[Event]], None]]] = {
     **rounds.HANDLERS,
     **membership.HANDLERS,
     **admin.HANDLERS,
+    **holding.HANDLERS,
 }
 
 MESSAGE_CHARS_MAX: Final = 2000

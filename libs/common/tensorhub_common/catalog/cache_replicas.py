@@ -6,10 +6,11 @@ log says that the shards are released. Always true: a placement fits the room th
 quota; its name begins with `_`, as no user's does, and is never used twice.
 """
 
+from collections.abc import Collection
 from typing import Final
 
 from tensorhub_common.catalog.availability import Out, refresh_availability
-from tensorhub_common.catalog.retention import counted_copies, is_whole
+from tensorhub_common.catalog.retention import counted_copies, is_whole, retained
 from tensorhub_common.catalog.state import (
     REPLICAS_MAX,
     SHUN_S,
@@ -31,14 +32,9 @@ _ABSENT: Final = object()
 
 def place_copy(catalog: Catalog, model: Model, version: Version, out: Out) -> bool:
     """Place a cache replica for the version, if some agents have room for it."""
-    pattern = _pattern(model, version.number)
-    if pattern is None or len(model.replicas) >= REPLICAS_MAX:
-        return False
-    if any(version.roots.get(root_key(pattern.shards, s.index, s.layout)) == NO_ROOT for s in pattern.members.values()):
-        # Bytes that were published without digests can't be verified, so no copy could be known to be equal.
-        return False
-    members = _choose(catalog, model, version, pattern)
-    if members is None:
+    pattern = _pattern(model, version)
+    members = None if pattern is None else _choose(catalog, model, version, pattern)
+    if pattern is None or members is None:
         return False
     name = cache_name(version.number, catalog.seq)
     replica = model.replicas[name] = Replica(name, pattern.shards, spot=False, cache=version.number)
@@ -51,15 +47,53 @@ def place_copy(catalog: Catalog, model: Model, version: Version, out: Out) -> bo
     return True
 
 
-def _pattern(model: Model, version: int) -> Replica | None:
-    """Return a replica that holds the version, whose cut the copy takes: one that was not copied itself if there is."""
-    holders = [replica for replica in model.replicas.values() if replica.version == version and not replica.mapped]
-    return min(holders, key=lambda replica: replica.cache is not None, default=None)
+def make_room(catalog: Catalog, model: Model, version: Version, out: Out) -> bool:
+    """Place a cache replica for a retained version where copies are that are only held; as few as it takes go."""
+    pattern = _pattern(model, version)
+    if pattern is None:
+        return False
+    yielding: list[tuple[Model, Replica]] = []
+    # The version itself has no copy, or one that is of no use.
+    for name in catalog.tended:
+        other = catalog.models[name]
+        keep = retained(other)
+        copies = (each for each in other.replicas.values() if each.cache is not None and each.cache not in keep)
+        for copy in copies:
+            yielding.append((other, copy))
+            if _choose(catalog, model, version, pattern, [each for _, each in yielding]) is not None:
+                for its_model, each in yielding:
+                    drop_copy(catalog, its_model, each, out)
+                return place_copy(catalog, model, version, out)
+    return False
 
 
-def _choose(catalog: Catalog, model: Model, version: Version, pattern: Replica) -> list[CopyMember] | None:
-    """Give each shard to an agent: of another host than a holder's if one has room, then the one with the most room."""
-    total = sum(shard.nbytes for shard in pattern.members.values())
+def _pattern(model: Model, version: Version) -> Replica | None:
+    """Return a replica that holds the version, whose cut the copy takes: one that was not copied itself if there is.
+
+    None: there is none, or the version can't be copied.
+    """
+    if len(model.replicas) >= REPLICAS_MAX:
+        return None
+    holders = [each for each in model.replicas.values() if each.version == version.number and not each.mapped]
+    found = min(holders, key=lambda replica: replica.cache is not None, default=None)
+    members = () if found is None else found.members.values()
+    if found is None or any(
+        version.roots.get(root_key(found.shards, each.index, each.layout)) == NO_ROOT for each in members
+    ):
+        # Bytes that were published without digests can't be verified, so no copy could be known to be equal.
+        return None
+    return found
+
+
+def _choose(
+    catalog: Catalog, model: Model, version: Version, pattern: Replica, without: Collection[Replica] = ()
+) -> list[CopyMember] | None:
+    """Give each shard to an agent: of another host than a holder's if one has room, then the one with the most room.
+
+    `without`: copies that would be let go of before.
+    """
+    freed = [shard for replica in without for shard in replica.members.values()]
+    total = sum(shard.nbytes for shard in pattern.members.values()) - sum(shard.nbytes for shard in freed)
     if over_quota(catalog, total) is not None:
         return None
     room = {
@@ -70,6 +104,9 @@ def _choose(catalog: Catalog, model: Model, version: Version, pattern: Replica) 
         and not agent.draining
         and catalog.time - version.shunned.get(agent.name, -SHUN_S) >= SHUN_S
     }
+    for shard in freed:
+        if shard.agent in room:
+            room[shard.agent] += shard.nbytes
     hosts = {
         catalog.agents[shard.agent].host
         for replica in model.replicas.values()

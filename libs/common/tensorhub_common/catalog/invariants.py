@@ -34,7 +34,7 @@ def check_invariants(catalog: Catalog) -> None:
 
 def _check_retention(catalog: Catalog, model: Model) -> None:
     """No replica is held back without need, or for ever: another copy is on its way."""
-    tended = bool(model.retain or model.pins)
+    tended = bool(model.retain or model.pins or model.holds)
     for replica in model.replicas.values():
         leaving = any(shard.leaving for shard in replica.members.values())
         held = replica.round is not None and replica.round.held

@@ -43,7 +43,7 @@ def _concerned(catalog: Catalog, command: AnyCommand) -> list[Model]:
 
 def _let_go(catalog: Catalog, model: Model, out: Out) -> None:
     """Let go of the copies that have no purpose any more."""
-    keep = retention.retained(model)
+    keep = retention.retained(model) | retention.held(model)
     for replica in list(model.replicas.values()):
         if cache_replicas.is_useless(catalog, model, replica, keep):
             cache_replicas.drop_copy(catalog, model, replica, out)
@@ -52,7 +52,13 @@ def _let_go(catalog: Catalog, model: Model, out: Out) -> None:
 def _settle(catalog: Catalog, model: Model, out: Out) -> None:
     keep = retention.retained(model)
     for number in sorted(keep, reverse=True):
-        if model.versions[number].state is VersionState.AVAILABLE and not _is_cached(catalog, model, number):
+        if _lacks_copy(catalog, model, number) and not cache_replicas.place_copy(
+            catalog, model, model.versions[number], out
+        ):
+            # No trainer waits, or fails, because of what is only held.
+            cache_replicas.make_room(catalog, model, model.versions[number], out)
+    for number in sorted(retention.held(model) - keep):
+        if _lacks_copy(catalog, model, number):
             cache_replicas.place_copy(catalog, model, model.versions[number], out)
     events_before = -1
     while events_before != len(out):
@@ -63,9 +69,14 @@ def _settle(catalog: Catalog, model: Model, out: Out) -> None:
     _report_retained(model, keep, out)
     _forget_retired(model)
     retired = any(version.state is VersionState.RETIRED for version in model.versions.values())
-    if not model.retain and not model.pins and not retired:
+    if not model.retain and not model.pins and not model.holds and not retired:
         # So nothing is kept: all copies were let go above, and the replicas that were held back went on.
         del catalog.tended[model.name]
+
+
+def _lacks_copy(catalog: Catalog, model: Model, version: int) -> bool:
+    """Tell whether a version that can be copied has no copy, and none is being made."""
+    return model.versions[version].state is VersionState.AVAILABLE and not _is_cached(catalog, model, version)
 
 
 def _is_cached(catalog: Catalog, model: Model, version: int) -> bool:

@@ -24,6 +24,16 @@ def retained(model: Model) -> set[int]:
     return {*last, *(number for number in model.pins if number in model.versions)}
 
 
+def held(model: Model) -> set[int]:
+    """Return the versions that somebody holds: they have a copy where there is room, and nothing waits for it."""
+    return {
+        number
+        for hold in model.holds.values()
+        for number in hold.versions
+        if number in model.versions and model.versions[number].state is not VersionState.RETIRED
+    }
+
+
 def is_durable_copy(replica: Replica, version: int) -> bool:
     """Tell whether this is a whole copy on memory that may not vanish: a spot replica is none, nor a draining one.
 

@@ -147,6 +147,16 @@ class Version:
     """Agents that have failed to hold a copy of it, and when."""
 
 
+@dataclass(frozen=True, slots=True)
+class VersionHold:
+    """What one holder holds of a model. `until`: JetStream's time at which it ends unless it is stated again."""
+
+    term: int
+    n: int
+    versions: tuple[int, ...]
+    until: float
+
+
 @dataclass(slots=True)
 class Model:
     """A model of the job. `waiting` names the replicas whose round waits for a decision, in their order."""
@@ -159,6 +169,8 @@ class Model:
     retain: int = 0
     """The number of last versions that are retained."""
     pins: dict[int, None] = field(default_factory=dict)
+    holds: dict[str, VersionHold] = field(default_factory=dict)
+    """By holder."""
 
 
 @dataclass(slots=True)

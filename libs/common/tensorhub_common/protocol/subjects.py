@@ -228,6 +228,11 @@ def commands_of_all_jobs_by_anyone() -> str:
     return f"{PREFIX}.*.cmd.*"
 
 
+def commands_of_all_jobs_to(verb: str) -> str:
+    """Return the subjects of one verb in every job, for who is no agent."""
+    return f"{PREFIX}.*.cmd.{_token('verb', verb)}"
+
+
 def commands_of_all_jobs_by(process: str) -> str:
     """Return the wildcard over what one agent, or the registries, may command in every job."""
     return f"{PREFIX}.*.cmd.*.{process if process == REGISTRY else check_name('agent', process)}"

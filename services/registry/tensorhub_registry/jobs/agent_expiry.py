@@ -1,8 +1,8 @@
-"""The leader's commands in one job's log that an agent is lost, or is forgotten because it was lost long ago.
+"""The leader's commands in one job's log: an agent is lost, or forgotten as it was lost long ago, or a hold has ended.
 
 The fold decides. All registries use one lane, under one name that no agent can have. Terms order their commands, so the
 fold refuses a late command of an older leader. A leader sends them only once its own term is in the log
-(`term_claim.py`). A command that the log does not take is dropped, and the liveness core decides it again.
+(`term_claim.py`). A command that the log does not take is dropped, and the core decides it again.
 
 Invariants:
 - The commands for one job reach its log one after the other, with rising numbers.
@@ -17,16 +17,18 @@ from tensorhub_common.errors import TensorHubError
 from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.observability import logs
 from tensorhub_common.protocol.log.codec import encode
-from tensorhub_common.protocol.log.commands import Expire, ForgetAgent, Sender
+from tensorhub_common.protocol.log.commands import AnyCommand, EndHold, Expire, ForgetAgent, Sender
 from tensorhub_common.protocol.subjects import REGISTRY, registry_command_subject
 from tensorhub_common.runtime.supervision import Supervisor
 from tensorhub_registry.core.agent_forgetting import LostIncarnation
+from tensorhub_registry.core.hold_ending import OverdueHold
 from tensorhub_registry.core.liveness import ExpireAgent
 from tensorhub_registry.jobs.term_claim import TermClaim
 
 APPEND_TIMEOUT_S: Final = 2.0
 """An expiry that the log has not taken by then is dropped, and repeated after another window of silence."""
 
+Decided = ExpireAgent | LostIncarnation | OverdueHold
 OnAppended = Callable[[Exception | None], None]
 
 _log: Final = logs.logger(__name__)
@@ -40,8 +42,8 @@ class AgentExpiry:
     ) -> None:
         """Take the registry's `numbers`, which rise while it runs. `on_appended` is called after each attempt."""
         self._log, self._claim, self._work, self._numbers, self._on_appended = log, claim, work, numbers, on_appended
-        self._waiting: dict[str, ExpireAgent | LostIncarnation] = {}
-        """By agent. A repeated command takes the place of one that still waits."""
+        self._waiting: dict[str | OverdueHold, Decided] = {}
+        """By agent, or by hold. A repeated command takes the place of one that still waits."""
         self._task: asyncio.Task[None] | None = None
 
     def expire(self, lost: ExpireAgent) -> None:
@@ -56,6 +58,12 @@ class AgentExpiry:
             self._waiting.setdefault(agent.agent, agent)
         if self._waiting and (self._task is None or self._task.done()):
             self._task = self._work.start(self._append_all(), "appending that agents are forgotten")
+
+    def end_holds(self, holds: Iterable[OverdueHold]) -> None:
+        """Append that these holds have ended. It may be repeated until they have."""
+        self._waiting.update({each: each for each in holds})
+        if self._waiting and (self._task is None or self._task.done()):
+            self._task = self._work.start(self._append_all(), "appending that holds have ended")
 
     def cancel(self) -> None:
         """Append nothing more: this registry does not lead any longer."""
@@ -74,21 +82,32 @@ class AgentExpiry:
                 await self._append(expiry, term)
             except TensorHubError as why:
                 # The job logs once that its log takes nothing, however many agents are lost meanwhile.
-                _log.debug("an agent's loss is not written", job=self._log.job, why=str(why), **_fields(expiry))
+                _log.debug("what the leader decided is not written", job=self._log.job, why=str(why), **_fields(expiry))
                 self._on_appended(why)
             else:
                 # The registry logs the loss of an agent once, not once for each job.
-                _log.debug("an agent counts as lost in a job", job=self._log.job, **_fields(expiry))
+                _log.debug("what the leader decided is written", job=self._log.job, **_fields(expiry))
                 self._on_appended(None)
 
-    async def _append(self, lost: ExpireAgent | LostIncarnation, term: int) -> None:
-        number = next(self._numbers)
-        kind = Expire if isinstance(lost, ExpireAgent) else ForgetAgent
-        command = kind(by=Sender(REGISTRY, term, number), agent=lost.agent, incarnation=lost.incarnation, term=term)
-        subject = registry_command_subject(self._log.job, str(kind.__struct_config__.tag))
-        msg_id = f"{REGISTRY}.{term}.{number}"
+    async def _append(self, decided: Decided, term: int) -> None:
+        command = _command(decided, Sender(REGISTRY, term, next(self._numbers)), term)
+        subject = registry_command_subject(self._log.job, str(command.__struct_config__.tag))
+        assert command.by is not None
+        msg_id = f"{REGISTRY}.{term}.{command.by.n}"
         await self._log.append(subject, encode(command), msg_id, timeout_s=APPEND_TIMEOUT_S)
 
 
-def _fields(lost: ExpireAgent | LostIncarnation) -> dict[str, object]:
-    return {"agent": lost.agent, "incarnation": lost.incarnation}
+def _command(decided: Decided, by: Sender, term: int) -> AnyCommand:
+    match decided:
+        case ExpireAgent():
+            return Expire(by=by, agent=decided.agent, incarnation=decided.incarnation, term=term)
+        case LostIncarnation():
+            return ForgetAgent(by=by, agent=decided.agent, incarnation=decided.incarnation, term=term)
+        case OverdueHold():
+            return EndHold(by=by, model=decided.model, holder=decided.holder, term=term)
+
+
+def _fields(decided: Decided) -> dict[str, object]:
+    if isinstance(decided, OverdueHold):
+        return {"model": decided.model, "holder": decided.holder}
+    return {"agent": decided.agent, "incarnation": decided.incarnation}

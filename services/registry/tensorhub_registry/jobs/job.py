@@ -52,6 +52,7 @@ from tensorhub_common.runtime.peer_status import PeerStatus
 from tensorhub_common.runtime.supervision import Fault, Supervisor
 from tensorhub_registry.core import snapshot_policy
 from tensorhub_registry.core.agent_forgetting import AgentForgetting
+from tensorhub_registry.core.hold_ending import HoldEnding
 from tensorhub_registry.core.job_fold import (
     CommandDecided,
     EntryIgnored,
@@ -162,6 +163,7 @@ class Job:
         self.claim = TermClaim(self.log, registry, lambda: self.fold.catalog, self._work, self._note_writing)
         self._expiring = AgentExpiry(self.log, self.claim, self._work, numbers, self._note_writing)
         self._forgetting = AgentForgetting()
+        self._hold_ending = HoldEnding()
         self._bus = bus
         self._on_agent, self._on_aside = on_agent, on_aside
         self._storing = LogWriter(bus, self.log, self._work)
@@ -266,8 +268,8 @@ class Job:
     async def _look_regularly(self) -> None:
         """While this registry leads, do what no entry of the log calls for.
 
-        Agents lost long ago are forgotten. A snapshot is made that became due while another was being
-        stored, or could not be stored then. A log that is nearly full is given room.
+        Agents lost long ago are forgotten, and holds end that were not stated again. A snapshot is made that became due
+        while another was being stored, or could not be stored then. A log that is nearly full is given room.
         """
         while True:
             await asyncio.sleep(LOOK_S)
@@ -275,6 +277,7 @@ class Job:
                 continue
             if self.claim.term is not None:
                 self._expiring.forget(self._forgetting.due(self.fold.catalog, time.time()))
+                self._expiring.end_holds(self._hold_ending.due(self.fold.catalog, time.time()))
             self._snapshotting.look(self.fold)
             try:
                 await self._snapshotting.look_for_room(self.fold)

@@ -26,6 +26,7 @@ from tensorhub_simulator.drivers.catalog import MODEL, CatalogDriver, kinds, rea
 Scene = Callable[[], CatalogDriver]
 Say = Callable[[CatalogDriver], tuple[Event, ...]]
 
+HOLD = {"holder": "rollouts", "term": 1, "n": 1, "versions": (9,), "lasts_s": 60}
 HUB = Sender("_registry", 1, 999)
 OTHER = Sender("_other", 9, 9)
 
@@ -54,6 +55,8 @@ lost = after(pair, lambda w: w.expire("a", term=7))
 led = after(pair, lambda w: w.say(commands.Lead(by=Sender("_registry", 5, 0), registry="r-1", term=5)))
 returned = after(pair, lambda w: w.join("a", w.holding("trainer")))
 pinned = after(two_lines, lambda w: w.say(commands.Pin(model=MODEL, version=9)))
+held = after(two_lines, lambda w: w.hold(9, term=2, n=5))
+crowded = after(two_lines, *(lambda w, name=f"h{k}": w.hold(9, holder=name) for k in range(8)))
 deleted = after(pair, lambda w: w.say(commands.DeleteJob()))
 offered = after(reader_of_two, lambda w: w.ready("engine", 13, 0))
 failed_offer = after(two, lambda w: w.ready("trainer", 12, 0), lambda w: w.ready("trainer", 13, 1))
@@ -231,6 +234,23 @@ COMMANDS: dict[str, tuple[Scene, Say]] = {
     "pin what nobody has": (two_lines, say(commands.Pin, model=MODEL, version=7)),
     "pin where nothing is": (draining, say(commands.Pin, model=MODEL, version=12)),
     "unpin -1": (two_lines, say(commands.Unpin, model=MODEL, version=-1)),
+    "hold of no model": (two_lines, say(commands.Hold, model="other", **HOLD)),
+    "hold as a.b": (two_lines, lambda w: w.hold(9, holder="a.b")),
+    "hold in -1": (two_lines, lambda w: w.hold(9, term=-1)),
+    "hold number -1": (two_lines, lambda w: w.hold(9, n=-1)),
+    "hold for 0 s": (two_lines, lambda w: w.hold(9, lasts_s=0)),
+    "hold for 601 s": (two_lines, lambda w: w.hold(9, lasts_s=601)),
+    "hold too many": (two_lines, lambda w: w.hold(*range(33))),
+    "hold in an older term": (held, lambda w: w.hold(9, term=1, n=6)),
+    "hold with the same number": (held, lambda w: w.hold(9, term=2, n=5)),
+    "hold as the ninth": (crowded, lambda w: w.hold(9, holder="h9")),
+    "end a hold as an agent": (
+        held,
+        say(commands.EndHold, by=Sender("a", 1, 99), model=MODEL, holder="rollouts", term=99),
+    ),
+    "end a hold in -1": (held, say(commands.EndHold, by=HUB, model=MODEL, holder="rollouts", term=-1)),
+    "end a hold that is none": (held, lambda w: w.end_hold("other")),
+    "end a hold too early": (held, lambda w: w.end_hold()),
     "delete a model in use": (two_lines, say(commands.Delete, model=MODEL)),
     "delete the job as an agent": (pair, say(commands.DeleteJob, by=Sender("a", 1, 99))),
     "delete the job as the hub": (pair, say(commands.DeleteJob, by=HUB)),
@@ -366,6 +386,20 @@ quota -1 => BadCommand: quota -1 is out of range: take 0 to 9007199254740991
 pin what nobody has => VersionUnavailable: version 7 of model 'policy' has no live holder, so it can't be pinned; available now: [8, 9]
 pin where nothing is => VersionUnavailable: version 12 of model 'policy' has no live holder, so it can't be pinned; available now: none
 unpin -1 => BadCommand: version -1 is out of range: take 0 to 9007199254740991
+hold of no model => VersionUnavailable: model 'other' is unknown in job 'run-7': register a replica of it first
+hold as a.b => InvalidName: holder name 'a.b' can't be used: take 1 to 64 letters, digits, '_' or '-'
+hold in -1 => BadCommand: term -1 is out of range: take 0 to 9007199254740991
+hold number -1 => BadCommand: n -1 is out of range: take 0 to 9007199254740991
+hold for 0 s => BadCommand: a hold can't last 0 s: take 1 to 600
+hold for 601 s => BadCommand: a hold can't last 601 s: take 1 to 600
+hold too many => RetentionFull: 33 versions are too many: hold at most 32
+hold in an older term => StaleSender: 'rollouts' has stated hold (2, 5) of model 'policy' already, so (1, 6) comes too late
+hold with the same number => StaleSender: 'rollouts' has stated hold (2, 5) of model 'policy' already, so (2, 5) comes too late
+hold as the ninth => RetentionFull: 8 hold versions of model 'policy' already: wait until one of these holds ends
+end a hold as an agent => BadCommand: only a registry may say that a hold has ended
+end a hold in -1 => BadCommand: term -1 is out of range: take 0 to 9007199254740991
+end a hold that is none => BadCommand: 'other' holds nothing of model 'policy'
+end a hold too early => BadCommand: 'rollouts' holds versions for 58 s more: wait
 delete a model in use => ReplicaConflict: model 'policy' has replicas ['trainer', 'engine'] on live agents: release them first
 delete the job as an agent => BadCommand: a job is deleted by those who use it, not by an agent
 delete the job as the hub => BadCommand: a job is deleted by those who use it, not by an agent

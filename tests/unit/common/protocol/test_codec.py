@@ -7,7 +7,7 @@ from typing import get_args
 import msgspec
 import pytest
 
-from tensorhub_common.catalog.handlers import admin, membership, publishing, rounds
+from tensorhub_common.catalog.handlers import admin, holding, membership, publishing, rounds
 from tensorhub_common.protocol.log.codec import COMMAND_BYTES_MAX, decode_command, decode_event, encode
 from tensorhub_common.protocol.log.commands import (
     OUTSIDE_VERBS,
@@ -130,8 +130,8 @@ def _value(name: str) -> object:
     flags = {"patient": True, "spot": False, "on": True, "supersede": True, "staged": False, "void": False}
     flags |= {"mapped": False, "waits": True}
     numbers = {"shard", "shards", "nbytes", "cache_bytes", "round", "attempt", "version", "last", "to"}
-    numbers |= {"incarnation", "term", "level", "wish"}
-    return {"want": 1, "holds": [], **flags}.get(name, 1 if name in numbers else "x")
+    numbers |= {"incarnation", "term", "level", "wish", "n", "lasts_s"}
+    return {"want": 1, "holds": [], "versions": [], **flags}.get(name, 1 if name in numbers else "x")
 
 
 @pytest.mark.parametrize(
@@ -175,5 +175,5 @@ def test_what_is_no_event_raises(data: bytes) -> None:
 
 
 def test_every_command_has_one_handler() -> None:
-    tables = [module.HANDLERS for module in (admin, membership, publishing, rounds)]
+    tables = [module.HANDLERS for module in (admin, holding, membership, publishing, rounds)]
     assert sorted(each.__name__ for table in tables for each in table) == sorted(kind.__name__ for kind in COMMANDS)

@@ -97,6 +97,22 @@ class Unpin(Command, frozen=True, kw_only=True, tag="unpin"):
     version: int
 
 
+class Hold(Command, frozen=True, kw_only=True, tag="hold"):
+    """Have a copy of each of these versions for a while. Unlike a pin it keeps nothing from being overwritten.
+
+    It states all that its holder holds of the model, in place of what the holder stated before; no version: the hold
+    ends. What is not published, or was retired, is passed over. It ends by itself `lasts_s` after its entry.
+    """
+
+    model: str
+    holder: str
+    term: int
+    """A holder's later process has a higher one. A hold with a lower (term, n) than the last is refused."""
+    n: int
+    versions: tuple[int, ...]
+    lasts_s: int
+
+
 class Rewind(Command, frozen=True, kw_only=True, tag="rewind"):
     """A trainer went back to a checkpoint: every version above `to` retires, and counting goes on above them."""
 
@@ -151,6 +167,14 @@ class ForgetAgent(Command, frozen=True, kw_only=True, tag="forget_agent"):
 
     agent: str
     incarnation: int
+    term: int
+
+
+class EndHold(Command, frozen=True, kw_only=True, tag="end_hold"):
+    """The holder has not stated its hold again: end it. A leader's word; too early it is refused."""
+
+    model: str
+    holder: str
     term: int
 
 
@@ -301,6 +325,7 @@ AnyCommand = (
     | Retain
     | Pin
     | Unpin
+    | Hold
     | Rewind
     | Delete
     | DeleteJob
@@ -309,6 +334,7 @@ AnyCommand = (
     | Lead
     | Expire
     | ForgetAgent
+    | EndHold
     | Join
     | Register
     | Release
@@ -336,10 +362,17 @@ class Unreadable(msgspec.Struct, frozen=True):
 
 
 OUTSIDE_VERBS: Final = frozenset(
-    {"publish", "retain", "pin", "unpin", "rewind", "delete", "delete_job", "drain", "quota"}
+    {"publish", "retain", "pin", "unpin", "hold", "rewind", "delete", "delete_job", "drain", "quota"}
 )
 """Verbs that anyone with the job's credentials may use; all others carry their sender in the subject."""
 
 
 RETAINED_MAX: Final = 32
-"""Limit of the last versions of a model that are retained, and of those pinned: fewer than are remembered."""
+"""Limit of the last versions of a model that are retained, of those pinned, and of those that one holder holds: fewer
+than are remembered."""
+
+HOLDERS_MAX: Final = 8
+"""Limit of those who hold versions of one model."""
+
+HOLD_S_MAX: Final = 600
+"""So long a hold lasts at most unless it is stated again."""

@@ -403,6 +403,24 @@ class VersionExposed(ModelEvent, frozen=True, kw_only=True, tag="version.exposed
     reason: str
 
 
+class HoldStated(ModelEvent, frozen=True, kw_only=True, tag="hold.stated"):
+    """These versions have a copy while they are held, where an agent has room. None: the holder holds none any more.
+
+    `until`: JetStream's time at which the hold ends unless it is stated again, in seconds since the epoch.
+    """
+
+    holder: str
+    versions: tuple[int, ...]
+    until: float
+
+
+class HoldEnded(ModelEvent, frozen=True, kw_only=True, tag="hold.ended"):
+    """The holder has not stated its hold again in time."""
+
+    holder: str
+    term: int
+
+
 class ModelRetention(ModelEvent, frozen=True, kw_only=True, tag="model.retention"):
     """The last `last` versions of the model are retained from now on."""
 
@@ -448,6 +466,8 @@ AnyEvent = (
     | VersionUnpinned
     | VersionKept
     | VersionExposed
+    | HoldStated
+    | HoldEnded
     | ModelRetention
     | ModelRewound
     | ModelDeleted

@@ -37,12 +37,18 @@ class Level(IntEnum):
     LEAVING_COPIES = 5
     """A copy of a retained version that leaves, or that its agent can't take back, is replaced while somebody holds
     the version, and makes no other copy useless."""
+    HOLDING = 6
+    """A version has a copy while somebody holds it, and the hold ends by itself."""
 
 
 NEWEST_LEVEL: Final = max(Level)
 """The highest level that this release can fold."""
 
-VERBS_SINCE: Final[Mapping[str, Level]] = {"forget_agent": Level.FORGETTING}
+VERBS_SINCE: Final[Mapping[str, Level]] = {
+    "forget_agent": Level.FORGETTING,
+    "hold": Level.HOLDING,
+    "end_hold": Level.HOLDING,
+}
 """Verbs that were added later. Below their level they are no commands, as older releases say."""
 
 ERRORS_SINCE: Final[Mapping[str, Level]] = dict.fromkeys(
@@ -81,6 +87,11 @@ STATE_FIELDS_SINCE: Final[Mapping[tuple[str, str], Level]] = {
     ("AgentRecord", "lost_at"): Level.FORGETTING,
     ("Round", "began_with"): Level.NEVER_OLDER,
     ("Shard", "aside"): Level.LEAVING_COPIES,
+    ("Model", "holds"): Level.HOLDING,
+    ("VersionHold", "term"): Level.HOLDING,
+    ("VersionHold", "n"): Level.HOLDING,
+    ("VersionHold", "versions"): Level.HOLDING,
+    ("VersionHold", "until"): Level.HOLDING,
 }
 """Fields of the catalog's dataclasses that were added later, by class and field. Below their level they keep their
 default, and a snapshot does not name them, so that an older release can go on from it."""
