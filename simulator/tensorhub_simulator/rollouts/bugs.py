@@ -1,13 +1,19 @@
 """Planted bugs: each replaces a piece of a production core by a wrong one, which a seed must find."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any, Final
 from unittest import mock
 
 import msgspec
 
 from tensorhub._rollouts.collector import Collector
+from tensorhub_common.catalog import apply as apply_module
+from tensorhub_common.catalog.availability import Out
+from tensorhub_common.catalog.handlers import holding
+from tensorhub_common.catalog.state import Catalog
+from tensorhub_common.protocol.log.commands import Hold
 from tensorhub_common.protocol.rollout import payloads
 from tensorhub_common.protocol.rollout.entries import Attempt, RequestId
 from tensorhub_common.protocol.rollout.messages import (
@@ -18,7 +24,7 @@ from tensorhub_common.protocol.rollout.messages import (
     attempt_of,
 )
 from tensorhub_common.protocol.rollout.questions import ReadyAnswer
-from tensorhub_rollout.core import checkpoints
+from tensorhub_rollout.core import checkpoints, version_holds
 from tensorhub_rollout.core import fold as fold_module
 from tensorhub_rollout.core import leader as leader_module
 from tensorhub_rollout.core.admission import Admission, GroupId
@@ -33,7 +39,7 @@ from tensorhub_rollout.core.leader_events import (
 from tensorhub_rollout.core.pinned_requests import why_gone
 from tensorhub_rollout.core.placements import Instance, Placement
 from tensorhub_rollout.core.responses import Response
-from tensorhub_rollout.policy import activation, balancing
+from tensorhub_rollout.policy import activation, balancing, retention
 from tensorhub_rollout.policy.balancing import BalancingLimits
 from tensorhub_rollout.policy.view import InstanceView
 from tensorhub_runner.core import runner as runner_module
@@ -382,6 +388,34 @@ def _kept_without_weights() -> tuple[Replacement, ...]:
     return ((Runner, "_supersede_all", lambda _: None),)
 
 
+def _hold_unfenced() -> tuple[Replacement, ...]:
+    """A late hold takes the place of a later one."""
+
+    def hold(catalog: Catalog, command: Hold, out: Out) -> None:
+        holds = catalog.models[command.model].holds
+        for holder, known in holds.items():
+            holds[holder] = replace(known, term=0, n=0)
+        holding.hold(catalog, command, out)
+
+    return ((apply_module, "_HANDLERS", {**apply_module._HANDLERS, Hold: hold}),)
+
+
+def _hold_without_end() -> tuple[Replacement, ...]:
+    """What was held once stays held, though no request needs it any more."""
+
+    def decide(
+        needed: Collection[int], available: Collection[int], held: Collection[int], *rest: Any, **more: Any
+    ) -> Any:
+        return retention.decide({*needed, *held}, available, held, *rest, **more)
+
+    return ((version_holds, "decide", decide),)
+
+
+def _hold_stated_once() -> tuple[Replacement, ...]:
+    """A hold that stands is never stated again."""
+    return ((version_holds, "RENEWALS", 1e-6),)
+
+
 BUGS: Final[Mapping[str, Callable[[], tuple[Replacement, ...]]]] = {
     "older-frame": _older_frame,
     "gap-taken": _gap_taken,
@@ -419,6 +453,9 @@ BUGS: Final[Mapping[str, Callable[[], tuple[Replacement, ...]]]] = {
     "hub-ignored": _hub_ignored,
     "last-given-up": _last_given_up,
     "kept-without-weights": _kept_without_weights,
+    "hold-unfenced": _hold_unfenced,
+    "hold-without-end": _hold_without_end,
+    "hold-stated-once": _hold_stated_once,
 }
 
 

@@ -39,6 +39,8 @@ class ManagerProcess(Process):
     """Entries that were folded."""
     leader: Leader | None = None
     has_lease: bool = False
+    led_at: float = 0.0
+    """When it last began to lead."""
     claimed: int = 0
     """The term that it last asked for."""
     decisions: Decisions | None = None

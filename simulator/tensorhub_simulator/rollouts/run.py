@@ -28,6 +28,10 @@ AGED_EVERY: Final = 11
 """In one seed of this number, a response begins anew once a second version is published behind its oldest token."""
 PINNED_EVERY: Final = 6
 """In one seed of this number, nearly all groups are for one version alone."""
+HELD_EVERY: Final = 11
+"""In the second half of so many seeds, the manager has the hub hold the versions that requests are for alone."""
+RELEASED_S: Final = 40.0
+"""So long after the last request has ended nothing is held any more."""
 PAYLOAD_BYTES_MAX: Final = 5_000
 """Room for three groups at once, of six."""
 MODES: Final[tuple[OnUpdate, ...]] = ("continue", "restart", "finish", "keep")
@@ -45,15 +49,21 @@ def run(seed: int) -> RolloutWorld:
         on_update=MODES[seed % len(MODES)],
         age_max=None if seed % AGED_EVERY else 1,
         payload_bytes_max=0 if seed % BOUNDED_EVERY else PAYLOAD_BYTES_MAX,
-        chances=Chances() if seed % PINNED_EVERY else Chances(pinned=0.8),
+        chances=_chances(seed),
         # Of each mode some.
         mapped_memories=memories,
         policy=POLICIES.get(seed % POLICIES_EVERY, "arrival"),
     )
     Faults(world, seed)
     world.run(lambda: world.is_over, END_S)
+    world.run(lambda: not world.hub.hold.versions, RELEASED_S)
     check(world)
     return world
+
+
+def _chances(seed: int) -> Chances:
+    holds = seed % HELD_EVERY > HELD_EVERY // 2
+    return Chances(holds=holds) if seed % PINNED_EVERY else Chances(pinned=0.8, holds=holds)
 
 
 @dataclass(frozen=True, slots=True)

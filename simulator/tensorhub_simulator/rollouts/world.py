@@ -88,9 +88,11 @@ from tensorhub_rollout.core.outcomes import (
     Submitted,
 )
 from tensorhub_rollout.core.state import RolloutState, decode_state, encode_state
+from tensorhub_rollout.core.version_holds import HoldWord
 from tensorhub_rollout.policy.activation import ActivationLimits
 from tensorhub_rollout.policy.placing import ARRIVAL
 from tensorhub_rollout.policy.plateau import StepModel
+from tensorhub_rollout.policy.retention import RetentionLimits
 from tensorhub_runner.core.runner import Runner, RunnerLimits
 from tensorhub_runner.core.runner_events import (
     AbortCame,
@@ -115,6 +117,7 @@ from tensorhub_runner.core.runner_events import (
     WeightsLoaded,
 )
 from tensorhub_simulator.engine.agenda import Agenda
+from tensorhub_simulator.rollouts.hold_rules import HoldRules
 from tensorhub_simulator.rollouts.hub import Hub
 from tensorhub_simulator.rollouts.model import STOP, TOKENS_MAX, token_of
 from tensorhub_simulator.rollouts.processes import ManagerProcess, Process, RunnerProcess, Written
@@ -132,6 +135,8 @@ OVERWRITTEN_S: Final = (0.05, 0.5, 3.0)
 """How long a trainer takes from the end of a version to the next, where it has one memory."""
 HEARD_S: Final = 1.5
 """Within this a leader that runs has heard what a runner has, though messages get lost."""
+HOLD_S: Final = 8
+"""So long a hold lasts: less than the longest stop."""
 POLICIES: Final = PolicyLimits(activation=ActivationLimits(turn_s=1.0))
 MOVES_MAX: Final = 20
 """So often a policy may move a request from one instance to another: more is to and fro."""
@@ -152,6 +157,8 @@ class Chances(msgspec.Struct, frozen=True):
     """Of groups, those that are for one of the last three versions alone."""
     retained: float = 0.4
     """Of versions, those of which the hub keeps a copy."""
+    holds: bool = True
+    """Whether managers have the hub hold versions that requests are for alone."""
     acknowledges: float = 0.5
     whole_groups: float = 0.5
     """Of the trainer's batches, those that are of whole groups."""
@@ -191,6 +198,7 @@ class RolloutWorld:
         runner has its own."""
         self.policy = policy
         self.chances = chances or Chances()
+        self.hold_rules = HoldRules(seed, POLICIES.retention.versions_max)
         self.on_update, self.age_max = on_update, age_max
         self.entries: list[AnyEntry] = []
         self.truth = RolloutState("job")
@@ -216,7 +224,6 @@ class RolloutWorld:
         """Tokens that engines made."""
         self.moves: Counter[RequestId] = Counter()
         """How often a policy has moved each request."""
-        self._term = 0
         self._attempts: dict[RequestId, Attempt] = {}
         """The highest attempt of each request that the log has counted."""
         self._superseded: set[Attempt] = set()
@@ -228,7 +235,7 @@ class RolloutWorld:
         self._lost: set[tuple[str, int]] = set()
         """Runners with their lives that a leader has ever taken for lost."""
         self._groups_left, self._poisoned = groups, poisoned
-        self._group = self._attachment = self._n = 0
+        self._group = self._attachment = self._n = self._term = 0
         for manager in self.managers:
             self.start_manager(manager)
         for runner in self.runners:
@@ -312,10 +319,10 @@ class RolloutWorld:
             case Submitted(opened=opened):
                 self._note_opened(opened)
             case Ended(requests=requests):
-                self.ended += requests
+                self._note_ended(requests)
                 self._keep_responses(requests)
             case Cancelled(requests=requests):
-                self.ended += requests
+                self._note_ended(requests)
                 self.cancelled.update(requests)
             case Acknowledged(requests=requests):
                 self.done += requests
@@ -325,6 +332,10 @@ class RolloutWorld:
             case _:
                 pass
 
+    def _note_ended(self, requests: tuple[RequestId, ...]) -> None:
+        self.ended += requests
+        self.hold_rules.ended(requests, self.agenda.now)
+
     def _note_opened(self, opened: tuple[RequestId, ...]) -> None:
         self.opened += opened
         for of in opened:
@@ -332,6 +343,7 @@ class RolloutWorld:
             self.seeds[of] = payloads.request_seed(SEED, group.id, of.index - group.first)
             if group.version is not None:
                 self.pinned[of] = group.version
+                self.hold_rules.opened(of, group.version, self.agenda.now)
             if self._group <= self._poisoned:
                 self.poisoned.add(of)
 
@@ -373,7 +385,7 @@ class RolloutWorld:
     def start_manager(self, manager: ManagerProcess) -> None:
         """Start a manager with a snapshot of what stands in the log."""
         manager.life += 1
-        manager.decisions = _decisions()
+        manager.decisions = self._decisions()
         manager.is_up, manager.leader, manager.has_lease, manager.claimed = True, None, False, 0
         manager.state, manager.next = decode_state(encode_state(self.truth)), len(self.entries)
         self._later(manager, LOOK_S, lambda: self._look(manager))
@@ -409,7 +421,7 @@ class RolloutWorld:
                 self._later(manager, 0.0, partial(self._tell_leader, manager, BusChanged(is_connected=True)))
 
     def _elect(self) -> None:
-        """Model the lease: one manager that runs has it; who sleeps loses it, and does not know."""
+        """Model the lease: one manager that runs has it; who sleeps loses it, and does not know. Holds end as well."""
         awake = [each for each in self.managers if each.is_up and each.asleep_until <= self.agenda.now]
         holder = next((each for each in self.managers if each.has_lease), None)
         if holder not in awake:
@@ -417,6 +429,7 @@ class RolloutWorld:
                 each.has_lease = False
             if awake:
                 self.random.choice(awake).has_lease = True
+        self._end_holds()
         self.agenda.after(0.5, self._elect)
 
     def _look(self, manager: ManagerProcess) -> None:
@@ -435,7 +448,8 @@ class RolloutWorld:
             Leader(manager.state, LOG, LeaderLimits(checkpoint_s=0.3), self.agenda.now) if is_mine else None
         )
         manager.begun.clear()
-        manager.decisions = _decisions()
+        manager.led_at = self.agenda.now
+        manager.decisions = self._decisions()
         if manager.leader is not None:
             self._tell_leader(manager, self.hub.seen(self._loaded()))
             # It has to ask for it.
@@ -460,6 +474,9 @@ class RolloutWorld:
                     self._tell_leader(manager, wanted)
                 case _:
                     self._tell_leader(manager, wanted)
+        word = manager.decisions.hold(leader, MODEL, self.agenda.now)
+        if word is not None:
+            self._say_hold(word, leader.term)
         for placement in [*leader.placements.values()]:
             if self.random.random() < self.chances.moved:
                 self._tell_leader(manager, Withdraw(placement.request))
@@ -477,6 +494,68 @@ class RolloutWorld:
             assert used <= room, f"group {group} begins, and payloads with {len(begun)} groups have {used} of {room:g}"
         if is_placed:
             manager.begun.add(group)
+
+    def _decisions(self) -> Decisions:
+        """Return the policies of a leader that begins, with engines as they are modelled here."""
+        retention = RetentionLimits(is_on=self.chances.holds, hold_s=HOLD_S)
+        return Decisions(msgspec.structs.replace(POLICIES, retention=retention), _raise, _engines)
+
+    def _say_hold(self, word: HoldWord, term: int) -> None:
+        """Append a hold to the job's log: it may be lost, or late, and then a later one stands already."""
+        chances, random = self.chances, self.hold_rules.random
+        if random.random() < chances.lost or self.agenda.now < self._cut_until:
+            return
+        is_late = random.random() < chances.late
+        delay_s = random.uniform(0.001, chances.late_s if is_late else 0.01)
+        # It is under way, whatever becomes of the manager.
+        self.agenda.after(delay_s, partial(self._take_hold, word, term))
+
+    def _take_hold(self, word: HoldWord, term: int) -> None:
+        before = self.hub.hold
+        to_copy = self.hub.say_hold(word, term, self.agenda.now)
+        if self.hub.hold != before:
+            is_late, now = term != self._term, self.agenda.now
+            self.hold_rules.check(before.versions, self.hub.hold.versions, self.hub.versions, now, is_late=is_late)
+        for version in to_copy:
+            self._copy(version)
+        self._tell_versions()
+
+    def _copy(self, version: int) -> None:
+        """Read a version that is held, which is tried again until it is there: a holder may come back."""
+        # A trainer overwrites nothing that is being read.
+        if version == self.hub.newest and version != self.hub.drained:
+            self.hub.coming.add(version)
+
+        def copied() -> None:
+            if version not in self.hub.hold.versions or version in self.hub.copies:
+                return
+            if version in self.hub.coming or version in self.hub.available(self._loaded()):
+                self.hub.copies.add(version)
+                self._tell_versions()
+            else:
+                self._copy(version)
+
+        self.agenda.after(self.hold_rules.copy_s(), copied)
+
+    def _end_holds(self) -> None:
+        """Let the registry end what was not stated again in time."""
+        before = self.hub.hold
+        self.hub.end_holds(self.agenda.now)
+        if self.hub.hold != before:
+            assert self.agenda.now >= before.until, "a hold is ended before its time"
+            self._check_stated(before.versions)
+            self._tell_versions()
+
+    def _check_stated(self, held: tuple[int, ...]) -> None:
+        """No hold ends by itself that requests need, where a manager has led and run all the time."""
+        since = self.agenda.now - HOLD_S
+        leads = [
+            each.name
+            for each in self.managers
+            if each.is_up and each.leader is not None and max(each.led_at, each.asleep_until, self._cut_until) < since
+        ]
+        needed = [of for of, version in self.pinned.items() if version in held and of not in self.ended]
+        assert not (leads and needed), f"{leads} has not stated again what {needed} need"
 
     def _tell_leader(self, manager: ManagerProcess, event: LeaderInput) -> None:
         leader = manager.leader
@@ -559,7 +638,11 @@ class RolloutWorld:
             )
 
         # A poisoned one fails for itself, and mapped runners load no older version.
-        is_kept = version in self.hub.retained and of not in self.poisoned and not self.mapped_memories
+        is_kept = (
+            version in self.hub.retained | self.hub.copies | self.hub.coming
+            and of not in self.poisoned
+            and not self.mapped_memories
+        )
         assert not is_kept, f"{of} fails, and the hub has version {version}"
 
     def _check_told(self, manager: ManagerProcess, runner: RunnerProcess, result: HeartbeatResult) -> None:
@@ -574,7 +657,7 @@ class RolloutWorld:
             return
         others = [each.version_wanted for name, each in leader.instances.items() if name != runner.name]
         is_left = not leader.pinned.demand(MODEL).get(version) or version in others
-        can_come_back = version in self.hub.retained or version == self.hub.newest
+        can_come_back = version in self.hub.retained | self.hub.copies or version == self.hub.newest
         assert is_left or can_come_back or self.hub.versions.is_retired(version) or core.is_leaving, (
             f"{runner.name} is told {result.version_wanted}, and is the last that has {version}"
         )
@@ -949,11 +1032,6 @@ def _begun(leader: Leader) -> set[tuple[int, int]]:
         if request.placement is not None or group.open < group.size or stored.kept or (held is not None and held.count):
             found.add((of.submission, stored.group))
     return found
-
-
-def _decisions() -> Decisions:
-    """Return the policies of a leader that begins, with engines as they are modelled here."""
-    return Decisions(POLICIES, _raise, _engines)
 
 
 def _raise(what: str, why: Exception) -> None:

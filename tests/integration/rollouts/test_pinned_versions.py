@@ -100,6 +100,11 @@ async def test_an_instance_keeps_a_version_that_its_trainer_has_overwritten_unti
         await rollouts.cancel([endless, later])
         await until_versions(rollouts, newest, newest)
         await taken(rollouts, 2)
+
+        async def is_let_go() -> bool:
+            return not await copies_of(job.trainer, MODEL, 1)
+
+        await until(is_let_go, "nothing holds version 1 any more")
         await rollouts.submit([Prompt([1, 9], id="late")], version=1, group_size=1)
         (late,) = (await taken(rollouts, 1))["late"]
         assert late.finish_reason == "failed"
@@ -133,3 +138,43 @@ async def test_a_rewind_waits_for_no_instance_that_keeps_a_version_and_ends_what
         await until_versions(rollouts, 1, 3)
         await rollouts.cancel([kept])
         await until_versions(rollouts, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("terms_off", "struck"),
+    [("", ()), ("", ("rollout-0",)), ("retention", ())],
+    ids=["", "leader-killed", "without-holds"],
+)
+async def test_what_is_for_a_version_goes_on_from_the_hubs_copy_once_its_trainer_and_all_instances_have_left_it(
+    tmp_path: Path, terms_off: str, struck: tuple[str, ...]
+) -> None:
+    """Its trainer waits for nothing, and the copy goes with the last response. Without a hold they fail."""
+    async with rollout_job(tmp_path, runners=1, managers=1, step_s=0.01, TENSORHUB_ROLLOUT_TERMS_OFF=terms_off) as job:
+        rollouts = await job.attach(sampling=Sampling(max_tokens=100, seed=SEED, logprobs="processed"))
+        await job.until_serving(rollouts, 1)
+        await rollouts.submit([Prompt([1, 5], id="old")], version=1, group_size=3)
+        await job.until_tokens(rollouts)
+
+        async def has_copy() -> bool:
+            return bool(await copies_of(job.trainer, MODEL, 1))
+
+        if not terms_off:
+            await until(has_copy, "version 1 has a copy")
+        await job.hub.up.end_runner("runner-0")
+        for name in struck:
+            job.hub.kill(name)
+        newest = await job.publish()
+        await job.hub.up.start_runner("runner-0")
+        found = (await taken(rollouts, 3))["old"]
+        if terms_off:
+            assert {each.finish_reason for each in found} == {"failed"}
+            assert all("the hub does not have it" in str(each.error) for each in found)
+            return
+        assert {each.finish_reason for each in found} <= {"stop", "length"}, [each.error for each in found]
+        assert {version for each in found for version in each.versions} == {1}
+        await until_versions(rollouts, newest)
+
+        async def has_none() -> bool:
+            return not await has_copy()
+
+        await until(has_none, "the copy of version 1 is gone")

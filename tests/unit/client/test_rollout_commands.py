@@ -95,6 +95,9 @@ def test_without_a_manager_it_is_one_line_and_another_word_than_watch_is_wrong_u
     assert "watch" in ended.err
 
 
+HELD = "version 7 is held until its last request ends, and the hub has a copy of it"
+
+
 def test_why_shows_what_each_response_of_a_group_waits_for_and_its_attempts(run: Run, answer: list[Any]) -> None:
     attempt = AttemptWhy(
         "runner-0", Attempt(3, 17), 12.52, 9.2, 0, 128, 0.5, "stopped", None, "done soonest", "its machine goes away"
@@ -102,9 +105,16 @@ def test_why_shows_what_each_response_of_a_group_waits_for_and_its_attempts(run:
     answer[0] = WhyAnswer(
         "p-17",
         (
-            RequestWhy("main", 0, "executing", 40, None, ExpectedLength(512.4, 870.0, "finished")),
+            RequestWhy("main", 0, "executing", 40, None, ExpectedLength(512.4, 870.0, "finished"), held=HELD),
             RequestWhy(
-                "main", 1, "waiting", 128, "it waits for runner-3", ExpectedLength(300.0, 400.0, "job"), (attempt,)
+                "main",
+                1,
+                "waiting",
+                128,
+                "it waits for runner-3",
+                ExpectedLength(300.0, 400.0, "job"),
+                (attempt,),
+                held=HELD,
             ),
             RequestWhy("main", 2, "ended", 0, "its trainer's done()", ended_by="failed", error="no prompt"),
         ),
@@ -116,6 +126,7 @@ def test_why_shows_what_each_response_of_a_group_waits_for_and_its_attempts(run:
     there = "3 response(s), 2 of them open, 1 without an instance; 2 more: ask for them by their index"
     assert lines == [
         [f"group p-17 of job run-7: {there}"],
+        [HELD],
         ["CONSUMER", "INDEX", "STATE", "TOKENS", "EXPECTED", "FROM", "WAITS FOR"],
         ["main", "0", "executing", "40", "512 (9 in 10: 870)", "what ended of its prompt", "-"],
         ["main", "1", "waiting", "128", "300 (9 in 10: 400)", "other prompts", "it waits for runner-3"],

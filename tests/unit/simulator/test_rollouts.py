@@ -24,6 +24,26 @@ def test_a_prompt_that_kills_each_engine_fails_alone() -> None:
     assert all("5 attempts one after the other made no token" in str(error) for error in world.failed.values())
 
 
+@pytest.mark.parametrize("holds", [True, False])
+def test_the_last_instance_with_a_version_is_lost_and_what_is_for_that_alone_goes_on_where_it_is_held(
+    holds: bool,  # noqa: FBT001 (both are one scene)
+) -> None:
+    calm = Chances(lost=0.0, doubled=0.0, late=0.0, moved=0.0, pinned=1.0, retained=0.0, killed_at_end=0.0, holds=holds)
+    world = RolloutWorld(5, runners=1, groups=1, chances=calm)
+    world.run(lambda: world.made > 0, 30.0)
+    world.publish()
+    if holds:
+        world.run(lambda: bool(world.hub.copies), 5.0)
+    assert len(world.ended) < len(world.opened)
+    world.kill(world.runners[0])
+    world.run(lambda: world.is_over, 60.0)
+    check(world)
+    gone = [error for error in world.failed.values() if "the hub does not have it" in str(error)]
+    assert bool(gone) is not holds, "without a hold its requests fail"
+    world.run(lambda: not world.hub.hold.versions, 10.0)
+    assert not world.hub.copies
+
+
 def test_one_seed_is_one_history() -> None:
     first, second = run(7), run(7)
     assert (first.entries, first.yielded, first.agenda.steps) == (second.entries, second.yielded, second.agenda.steps)

@@ -41,6 +41,11 @@ def headline(found: WhyAnswer, job: str) -> str:
     )
 
 
+def holds(found: WhyAnswer) -> list[str]:
+    """Say how the versions are kept that the responses are for alone, each once."""
+    return list(dict.fromkeys(each.held for each in found.requests if each.held is not None))
+
+
 def responses(found: WhyAnswer) -> Iterator[tuple[object, ...]]:
     """Yield a row of each response, under `RESPONSES`."""
     for each in found.requests:

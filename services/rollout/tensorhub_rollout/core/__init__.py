@@ -3,6 +3,6 @@
 `app` imports it, and the simulator drives it.
 
 Seams: `answers`, `decisions`, `fold`, `leader`, `leader_events`, `lengths`,
-`outcomes`, `response_story`, `seeding_watch`, `state`, `transitions`, `version_arrivals`, `waiting`,
-`why`.
+`outcomes`, `response_story`, `seeding_watch`, `state`, `transitions`, `version_arrivals`, `version_holds`,
+`waiting`, `why`.
 """

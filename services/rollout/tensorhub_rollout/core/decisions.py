@@ -1,4 +1,4 @@
-"""What the policies of a leader want: versions of instances, places of requests, and how many instances. Pure.
+"""What the policies of a leader want: versions of instances and of the hub, places, how many instances. Pure.
 
 An error in a policy is a bug of ours, and costs no job its rollouts. It is handed on, and the look goes on without what
 that policy wanted. A policy of placement is not asked again by this leader: RLBoost's, which needs to know the least,
@@ -20,11 +20,13 @@ from tensorhub_rollout.core.leader import Leader
 from tensorhub_rollout.core.leader_events import EndSeeding, Place, Want, Withdraw
 from tensorhub_rollout.core.seeding_watch import SeedingWatch
 from tensorhub_rollout.core.state import ANY_SITE
+from tensorhub_rollout.core.version_holds import HoldWord, VersionHolds
 from tensorhub_rollout.policy.activation import ActivationLimits, Turns, decide
 from tensorhub_rollout.policy.arrival import Held
 from tensorhub_rollout.policy.fleet_loads import RequestFacts
 from tensorhub_rollout.policy.placing import ARRIVAL, FALLBACK_POLICY, Placing, PlacingLimits
 from tensorhub_rollout.policy.plateau import StepModel
+from tensorhub_rollout.policy.retention import RetentionLimits
 from tensorhub_rollout.policy.scale import ScaleLimits, ScaleWish
 from tensorhub_rollout.policy.view import Action, FleetView, MoveAction, PlaceAction, WantAction
 
@@ -49,19 +51,27 @@ class PolicyLimits(msgspec.Struct, frozen=True):
     scale: ScaleLimits = ScaleLimits()
     activation: ActivationLimits = ActivationLimits()
     placing: PlacingLimits = PlacingLimits()
+    retention: RetentionLimits = RetentionLimits()
     ends_seeding: bool = True
     """Whether the policy `arrival` says when a trainer's engines have generated enough; else they do for T_seed."""
 
     def without(self, terms: Collection[str]) -> "PolicyLimits":
-        """Return the same with these terms of the policy `arrival` off; the others stay as they are."""
+        """Return the same with these terms off; the others stay as they are.
+
+        They are those of the policy `arrival`, but for `retention`: versions are held whatever policy places.
+        """
         arrival = self.placing.arrival
         arrival = replace(
             arrival,
             admits_by_arrival=arrival.admits_by_arrival and "admission" not in terms,
             migrates=arrival.migrates and "migration" not in terms,
         )
-        placing = replace(self.placing, arrival=arrival)
-        return replace(self, placing=placing, ends_seeding=self.ends_seeding and "seeding" not in terms)
+        return replace(
+            self,
+            placing=replace(self.placing, arrival=arrival),
+            retention=replace(self.retention, is_on=self.retention.is_on and "retention" not in terms),
+            ends_seeding=self.ends_seeding and "seeding" not in terms,
+        )
 
 
 class Decisions:
@@ -80,6 +90,7 @@ class Decisions:
         self._seeding: dict[str, SeedingWatch] = {}
         """By model."""
         self._size = FleetSize(limits.scale)
+        self._holds = VersionHolds(limits.retention)
         self._set_aside: set[str] = set()
         """Names of policies that have failed."""
 
@@ -113,6 +124,14 @@ class Decisions:
             return None
         placing = self._placing.get(model)
         return None if placing is None else placing.arrival.held.get(of)
+
+    def hold(self, leader: Leader, model: str, now: float) -> HoldWord | None:
+        """Return what is to be said of the versions that the hub is to hold; None: what stands is right."""
+        return self._tried("holding versions", partial(self._holds.look, leader, model, now), None)
+
+    def hold_story(self, leader: Leader, model: str, version: int) -> str | None:
+        """Say in words how safe a version is that requests are for alone; None: versions are not held."""
+        return self._holds.story(leader, model, version)
 
     def scale(self, leader: Leader, now: float) -> ScaleWish | None:
         """Return how many instances are wished for; None: no others than stand in the log, or it is not yet time."""

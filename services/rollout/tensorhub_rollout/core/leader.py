@@ -325,6 +325,10 @@ class Leader:
         """Tell whether the group of an open request counts as begun, where payloads have a limit."""
         return self._group_of(of) in self.admission.begun
 
+    def seen_of(self, model: str) -> VersionsSeen:
+        """Return what the hub has of a model's versions, as far as this leader has seen it."""
+        return self._hub.get(model, VersionsSeen(model, _NO_VERSIONS))
+
     def step_s(self) -> float:
         """Return how long the longest of the models' last steps was, in seconds; 0: none was seen whole."""
         return max((each.last.whole_s for each in self._meters.values() if each.last is not None), default=0.0)
@@ -335,7 +339,7 @@ class Leader:
         is_whole = self.fleet.has_gathered and not self.admission.is_held_back
         if self.admission.is_held_back:
             waiting = tuple(of for of in waiting if self._group_of(of) in self.admission.begun)
-        hub = self._hub.get(model, VersionsSeen(model, _NO_VERSIONS))
+        hub = self.seen_of(model)
         return FleetView(
             waiting,
             self._shown_instances(model),
@@ -853,9 +857,10 @@ class Leader:
         if not pinned or not self.fleet.has_gathered or hub is None:
             return
         instances = self.fleet.of_model(model)
+        there = hub.available if hub.hold is None else hub.available | hub.hold.coming
         # By version, and not by request: what the hub has changes with each instance that changes its version.
         judged = {
-            version: why_gone(version, hub.versions, hub.available, instances)
+            version: why_gone(version, hub.versions, there, instances)
             for version in self.pinned.demand(model)
             if version is not None
         }

@@ -97,6 +97,18 @@ class LoadingFailed(msgspec.Struct, frozen=True):
     error: str
 
 
+class HubHold(msgspec.Struct, frozen=True):
+    """What the rollout manager holds of a model, as the job's log has it; (term, n) of the last word."""
+
+    term: int = 0
+    n: int = 0
+    versions: tuple[int, ...] = ()
+    copied: frozenset[int] = frozenset()
+    """Those of which the hub has a copy."""
+    coming: frozenset[int] = frozenset()
+    """Those of which a copy is being read: whoever had them may be gone for others already."""
+
+
 class VersionsSeen(msgspec.Struct, frozen=True):
     """The versions of a model changed."""
 
@@ -105,7 +117,9 @@ class VersionsSeen(msgspec.Struct, frozen=True):
     available: frozenset[int] = frozenset()
     """Those that a replica has."""
     kept: frozenset[int] = frozenset()
-    """Those that are retained or pinned, and have a copy that may not vanish."""
+    """Those that are retained, pinned or held, and have a copy that may not vanish."""
+    hold: HubHold | None = None
+    """None: the level of the job's log knows no holds."""
 
 
 class RoomSeen(msgspec.Struct, frozen=True):

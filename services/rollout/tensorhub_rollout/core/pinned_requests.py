@@ -38,6 +38,10 @@ class PinnedRequests:
         """Return how many requests of a model are open for each version; None: for those that their rules allow."""
         return self._demand.get(model, {})
 
+    def has_any(self, model: str) -> bool:
+        """Tell whether a request of a model is open for one version alone."""
+        return any(version is not None for version in self.demand(model))
+
     def check(self, open_: Iterable[RequestId]) -> None:
         """Raise AssertionError where the invariant does not hold. `open_`: the requests that are open."""
         requests = set(open_)

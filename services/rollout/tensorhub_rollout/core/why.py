@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from tensorhub_common.errors import BadCommand
 from tensorhub_common.protocol.rollout.entries import RequestId
@@ -37,9 +38,11 @@ ENDED: Final = "it has ended; its trace has the rest"
 
 HeldOf = Callable[[RequestId], Held | None]
 """What a policy holds a waiting request for; None: it holds none of it."""
+StoryOf = Callable[[str, int], str | None]
+"""How safe a model's version is that requests are for alone; None: versions are not held."""
 
 
-def why_of(leader: Leader, question: WhyQuestion, held_of: HeldOf, now: float) -> WhyAnswer:
+def why_of(leader: Leader, question: WhyQuestion, held_of: HeldOf, story_of: StoryOf, now: float) -> WhyAnswer:
     """Return what is known of a group's responses. Raises `BadCommand` where there is no such group, or index."""
     state, name = leader.state, question.group
     found = [(consumer, each.ids[name]) for consumer, each in state.consumers.items() if name in each.ids]
@@ -66,7 +69,8 @@ def why_of(leader: Leader, question: WhyQuestion, held_of: HeldOf, now: float) -
     ]
     told, nbytes = list[RequestWhy](), 0
     for consumer, of, group in wanted[:WHY_REQUESTS_MAX]:
-        request = _request(leader, consumer, of, group, held_of, view_of, now)
+        story = None if group.version is None else story_of(state.consumers[consumer].model, group.version)
+        request = _with_hold(_request(leader, consumer, of, group, held_of, view_of, now), story)
         nbytes += len(msgspec.json.encode(request))
         if told and nbytes > WHY_BYTES_MAX:
             break
@@ -111,6 +115,11 @@ def _request(
         attempts.append(_attempt(PastAttempt.of(placement, tokens, now), now, is_over=False))
     expected = ExpectedLength(round(length.median, 1), round(length.quantile(0.9), 1), length.knowledge)
     return RequestWhy(consumer, index, status, tokens, waits_for, expected, tuple(attempts))
+
+
+def _with_hold(found: RequestWhy, story: str | None) -> RequestWhy:
+    """Add how the version of an open request is kept."""
+    return found if found.state == "ended" else replace(found, held=story)
 
 
 def _ended(

@@ -22,10 +22,13 @@ from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import UNCERTAIN, BlobMissing, LogGap
 from tensorhub_common.errors import IntegrityError, RolloutUnavailable, TensorHubError
 from tensorhub_common.jetstream.api import time_ns_of
+from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.jetstream.payload_store import PayloadStore
 from tensorhub_common.jetstream.rollout_log import RolloutLog, RolloutLogEntry
 from tensorhub_common.machine import Tick
 from tensorhub_common.observability.logs import logger
+from tensorhub_common.protocol.log.codec import encode
+from tensorhub_common.protocol.log.commands import Hold
 from tensorhub_common.protocol.rollout.entries import Lead, RequestId
 from tensorhub_common.protocol.rollout.messages import PublishedVersions
 from tensorhub_common.protocol.rollout.questions import (
@@ -39,6 +42,7 @@ from tensorhub_common.protocol.rollout.questions import (
     WhyAnswer,
     WhyQuestion,
 )
+from tensorhub_common.protocol.subjects import command_subject
 from tensorhub_common.runtime.supervision import Supervisor, log_only
 from tensorhub_rollout.core.answers import answer_outcome, answer_ready, has_ready, newest_of
 from tensorhub_rollout.core.decisions import Decisions, PolicyLimits
@@ -66,6 +70,7 @@ from tensorhub_rollout.core.leader_events import (
 from tensorhub_rollout.core.outcomes import Leads, Outcome
 from tensorhub_rollout.core.state import RolloutState
 from tensorhub_rollout.core.status import status_of
+from tensorhub_rollout.core.version_holds import HOLDER, HoldWord
 from tensorhub_rollout.core.why import why_of
 from tensorhub_rollout.jobs.ages import ResponseAges
 from tensorhub_rollout.jobs.counts import RolloutCounts
@@ -89,6 +94,8 @@ CLAIM_AGAIN_S: Final = 1.0
 """A claim of the term that did not count is repeated after this."""
 ROOM_LOOK_S: Final = 10.0
 """How often the limit of payloads is looked up."""
+HOLD_TIMEOUT_S: Final = 2.0
+"""A hold that the log has not taken by then is said anew."""
 LOAD_AGAIN_S: Final = 0.2
 """The pause after a payload could not be read because NATS did not answer."""
 
@@ -383,9 +390,25 @@ class RolloutJob:
         for model in leader.fleet.models():
             for wanted in self._decisions.look(leader, model, now):
                 self._tell(wanted)
+        # Also where no instance is left.
+        for model in self._versions.seen:
+            word = self._decisions.hold(leader, model, now)
+            if word is not None:
+                self._leading.start(self._say_hold(word, leader.term), "holding versions")
         wished = self._decisions.scale(leader, now)
         if wished is not None and self._writer is not None:
             self._writer.scale(wished.instances, wished.reason)
+
+    async def _say_hold(self, word: HoldWord, term: int) -> None:
+        """Append what is held. What the log does not take is said again, since it does not stand there."""
+        hold = Hold(model=word.model, holder=HOLDER, term=term, n=word.n, versions=word.versions, lasts_s=word.lasts_s)
+        msg_id = f"hold-{self._created}-{word.model}-{term}-{word.n}"
+        try:
+            await JobLog(self._bus, self.name).append(
+                command_subject(self.name, "hold"), encode(hold), msg_id, timeout_s=HOLD_TIMEOUT_S
+            )
+        except TensorHubError as why:
+            _log.debug("a hold could not be written", job=self.name, versions=word.versions, why=str(why))
 
     async def _look_at_room_always(self) -> NoReturn:
         """Tell the leader how much payloads may have: an operator may change that."""
@@ -438,7 +461,8 @@ class RolloutJob:
         if self.leader is None:
             raise self._leads_not()
         held_of = partial(self._decisions.held, self.leader)
-        return why_of(self.leader, question, held_of, time.monotonic())
+        story_of = partial(self._decisions.hold_story, self.leader)
+        return why_of(self.leader, question, held_of, story_of, time.monotonic())
 
     def _leads_not(self) -> RolloutUnavailable:
         return RolloutUnavailable(f"manager {self.manager!r} does not lead the rollouts of job {self.name!r}")

@@ -9,16 +9,19 @@ from typing import Final, NoReturn
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.snapshot import Snapshot
-from tensorhub_common.catalog.state import Catalog
+from tensorhub_common.catalog.state import Catalog, Model, Replica
+from tensorhub_common.catalog.transitions import RoundState
 from tensorhub_common.jetstream.log_entry import StoredEntry
 from tensorhub_common.jetstream.stream_log import LogExtent
 from tensorhub_common.log_follower.follower import LogFollower
 from tensorhub_common.protocol.log.commands import Rewind
 from tensorhub_common.protocol.log.entries import command_in
 from tensorhub_common.protocol.log.events import VersionRetired
+from tensorhub_common.protocol.log.levels import Level
 from tensorhub_common.protocol.queries import VersionState
 from tensorhub_common.protocol.rollout.messages import PublishedVersions
-from tensorhub_rollout.core.leader_events import VersionsSeen
+from tensorhub_rollout.core.leader_events import HubHold, VersionsSeen
+from tensorhub_rollout.core.version_holds import HOLDER
 
 BURST: Final = 32
 """Other work has its turn after this many entries, which take about a millisecond."""
@@ -84,17 +87,34 @@ class VersionFollower:
         found = self._catalog.models.get(model)
         return None if found is None else found.last
 
+    def _hold_of(self, model: Model) -> HubHold | None:
+        if self._catalog.level < Level.HOLDING:
+            return None
+        hold = model.holds.get(HOLDER)
+        if hold is None:
+            return HubHold()
+        copies = [each for each in model.replicas.values() if each.cache in hold.versions]
+        whole = frozenset(each.cache for each in copies if each.cache is not None and each.cache == each.version)
+        read = frozenset(each.cache for each in copies if each.cache is not None and _is_read(each))
+        return HubHold(hold.term, hold.n, hold.versions, whole, read - whole)
+
     def _look(self) -> None:
         for name, model in self._catalog.models.items():
             standing = [each for each in model.versions.values() if each.state is not VersionState.RETIRED]
             published = tuple(sorted(each.number for each in standing))
             available = frozenset(each.number for each in standing if each.state is VersionState.AVAILABLE)
-            kept = frozenset(each.number for each in standing if each.kept)
+            hold = self._hold_of(model)
+            kept = frozenset(each.number for each in standing if each.kept or (hold and each.number in hold.copied))
             known, retired = self.seen.get(name), self._retired.get(name, ())
             versions = PublishedVersions(self._position, published, retired)
             if known is not None and (known.versions.published, known.versions.retired) == (published, retired):
                 versions = known.versions
-            seen = VersionsSeen(name, versions, available, kept)
+            seen = VersionsSeen(name, versions, available, kept, hold)
             if seen != known:
                 self.seen[name] = seen
                 self._on_versions(seen)
+
+
+def _is_read(replica: Replica) -> bool:
+    """Tell whether a replica is being filled from sources that serve it."""
+    return replica.round is not None and replica.round.state is RoundState.STARTED

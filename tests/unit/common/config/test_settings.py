@@ -69,7 +69,7 @@ def test_defaults_follow_the_variables_that_they_name() -> None:
         ("window_bytes", "2 GiB", 2 << 30),
         ("window_bytes", "1TiB", 1 << 40),
         ("nats", "tls://a:4222, tls://b:4222", "tls://a:4222,tls://b:4222"),
-        ("rollout_terms_off", "seeding, admission", {"admission", "seeding"}),
+        ("rollout_terms_off", "seeding, retention", {"retention", "seeding"}),
     ],
 )
 def test_what_a_value_is_read_as(name: str, text: str, value: object) -> None:

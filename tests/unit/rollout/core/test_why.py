@@ -55,7 +55,7 @@ def take(job: Job, entry: AnyEntry, now: float) -> None:
 
 
 def asked(job: Job, now: float, group: str = "p-17", index: int | None = 1, held: Held | None = None) -> WhyAnswer:
-    return why_of(job.leader, WhyQuestion(group, index), lambda _: held, now)
+    return why_of(job.leader, WhyQuestion(group, index), lambda _: held, lambda *_: None, now)
 
 
 def told(job: Job, now: float, held: Held | None = None) -> RequestWhy:

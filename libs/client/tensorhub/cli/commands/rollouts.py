@@ -111,6 +111,8 @@ def _show_why(found: WhyAnswer, job: str, *, json: bool) -> None:
         json_line(found)
         return
     line(why_tables.headline(found, job))
+    for hold in why_tables.holds(found):
+        line(hold)
     if found.requests:
         line("")
         table(why_tables.RESPONSES, why_tables.responses(found), right=why_tables.NUMBERS)

@@ -258,6 +258,8 @@ class RequestWhy(msgspec.Struct, frozen=True):
     ended_by: EndReason | None = None
     """Why it ended; None: it has not, or it is done and that is not known any more."""
     error: str | None = None
+    held: str | None = None
+    """Of a response for one version alone: how the hub keeps that, in words; None: it holds none."""
 
 
 class WhyAnswer(msgspec.Struct, frozen=True, tag="why"):
