@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from random import Random
 from typing import Final
 
+from tensorhub_common.catalog.state import VersionHold
 from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_common.protocol.rollout.messages import PublishedVersions
 
@@ -37,13 +38,18 @@ class HoldRules:
         return self.random.uniform(*COPIED_S)
 
     def check(
-        self, before: tuple[int, ...], held: tuple[int, ...], versions: PublishedVersions, now: float, *, is_late: bool
+        self, before: VersionHold, hold: VersionHold, versions: PublishedVersions, now: float, *, is_late: bool
     ) -> None:
         """Judge a word that counts. `is_late`: it is one of an earlier leader."""
+        if hold == before:
+            return
+        stood, holds = (before.term, before.n), (hold.term, hold.n)
+        assert not hold.versions or holds > stood, f"hold {holds} takes the place of {stood}, which is later"
+        held = hold.versions
         assert len(held) <= self._versions_max
         open_ = {of: version for of, version in self._pinned.items() if of not in self._ended_at}
         needed = {version for of, version in open_.items() if now - self._opened_at[of] >= HEARD_S}
-        lost = {each for each in {*before} - {*held} if each in needed and not versions.is_retired(each)}
+        lost = {each for each in {*before.versions} - {*held} if each in needed and not versions.is_retired(each)}
         assert not lost, f"versions {sorted(lost)} are let go of, and requests are for them alone"
         wanted = {
             version

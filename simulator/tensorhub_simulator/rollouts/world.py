@@ -159,6 +159,8 @@ class Chances(msgspec.Struct, frozen=True):
     """Of versions, those of which the hub keeps a copy."""
     holds: bool = True
     """Whether managers have the hub hold versions that requests are for alone."""
+    hold_late: float = 0.1
+    """Of holds, those that come late."""
     acknowledges: float = 0.5
     whole_groups: float = 0.5
     """Of the trainer's batches, those that are of whole groups."""
@@ -505,7 +507,7 @@ class RolloutWorld:
         chances, random = self.chances, self.hold_rules.random
         if random.random() < chances.lost or self.agenda.now < self._cut_until:
             return
-        is_late = random.random() < chances.late
+        is_late = random.random() < chances.hold_late
         delay_s = random.uniform(0.001, chances.late_s if is_late else 0.01)
         # It is under way, whatever becomes of the manager.
         self.agenda.after(delay_s, partial(self._take_hold, word, term))
@@ -513,9 +515,8 @@ class RolloutWorld:
     def _take_hold(self, word: HoldWord, term: int) -> None:
         before = self.hub.hold
         to_copy = self.hub.say_hold(word, term, self.agenda.now)
-        if self.hub.hold != before:
-            is_late, now = term != self._term, self.agenda.now
-            self.hold_rules.check(before.versions, self.hub.hold.versions, self.hub.versions, now, is_late=is_late)
+        is_late = term != self._term
+        self.hold_rules.check(before, self.hub.hold, self.hub.versions, self.agenda.now, is_late=is_late)
         for version in to_copy:
             self._copy(version)
         self._tell_versions()
