@@ -47,7 +47,7 @@ have come (`lengths.prompts`)."""
 SYSTEMS_FIRST: Final[tuple[System, ...]] = get_args(System)[:8]
 """What a scenario is run with that names no systems."""
 
-Term = Literal["admission", "migration", "seeding"]
+Term = Literal["activation", "admission", "migration", "retention", "seeding"]
 """Of the policy `arrival`, as a manager's setting names it: what reads settings is not pure."""
 
 STEPS_MAX: Final = 1000
@@ -112,6 +112,9 @@ class Trainer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether they generate then, as RLBoost's do. StreamRL's only train."""
     steps_ahead: int = 0
     """So many steps' prompts are submitted beside those of the step that is trained: 1 is one step off."""
+    streams: bool = False
+    """Whether prompts come without steps: it trains whatever has ended, as many responses as a step has for each
+    version, and submits as many groups as it has used. `steps_ahead` steps' groups are open beside one."""
     on_update: OnUpdate = "continue"
     """What becomes of a response when its engine changes the version."""
     rounds: Rounds = Rounds()
@@ -282,6 +285,8 @@ def wrongs(scenario: Scenario) -> Iterator[str]:
     ):
         if not least <= number <= most:
             yield f"{what} is {number:g}, and must be from {least:g} to {most:g}"
+    if trainer.streams and trainer.seeds:
+        yield "trainer.streams goes with a trainer that does not seed: set trainer.seeds to false"
     needed = lengths.prompt + lengths.longest
     yield from _wrongs_of_engine("engine", engine, needed)
     if (spot.load_s is None) == (scenario.weights is None):

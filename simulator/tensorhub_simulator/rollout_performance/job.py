@@ -87,7 +87,13 @@ from tensorhub_simulator.rollout_performance.offline import balanced_in_time
 from tensorhub_simulator.rollout_performance.spot import SpotChange
 from tensorhub_simulator.rollout_performance.tails import StepTail, tail_of
 from tensorhub_simulator.rollout_performance.timeline import Doing, Sample, Span, Timeline
-from tensorhub_simulator.rollout_performance.trainer import COLOCATED, StepProgress, StepRecord, trainer_of
+from tensorhub_simulator.rollout_performance.trainer import (
+    COLOCATED,
+    StepProgress,
+    StepRecord,
+    StreamProgress,
+    trainer_of,
+)
 
 MODEL: Final = "policy"
 LOG: Final = "the-log"
@@ -167,6 +173,8 @@ class JobRun:
         self._booting: dict[str, float] = {}
         """When each spot machine that has no engine yet was taken."""
         self._number = 0
+        self._fetching: dict[str, int] = {}
+        """Which version each machine fetches, or has fetched last."""
         self._spare: dict[str, None] = {}
         """The machines of a trace that there are, and that were not taken."""
         self._spot_s, self._made, self._lost, self._responses = 0.0, 0, 0, 0
@@ -429,7 +437,10 @@ class JobRun:
         return DELAY_S if far is None or name not in self._far else DELAY_S + far.rtt_ms / 2e3
 
     def _tell_machine(self, machine: Machine, event: RunnerInput) -> None:
+        stayed = machine.stays
         machine.tell(event)
+        if stayed and machine.is_up and not machine.stays and machine.core.version != self._version:
+            self._fetch(machine, self._arrivals_s(1)[0])
         if machine.is_local and machine.core.is_enough and not machine.core.is_leaving:
             self._end_seeding(len(self._steps) - 1)
 
@@ -595,6 +606,14 @@ class JobRun:
         self._pace.follow(len(self._machines))
         machine.start(MODEL, self._version)
 
+    def _fetch(self, machine: Machine, load_s: float) -> None:
+        """Have a machine fetch the newest version, unless it stays on its own or does so already."""
+        version = self._version
+        if machine.stays or self._fetching.get(machine.name) == version:
+            return
+        self._fetching[machine.name] = version
+        self._agenda.after(load_s, partial(machine.stage, version, self._scenario.pause_s))
+
     def _engine_of(self, name: str) -> EngineCosts:
         far = self._scenario.far
         return far.engine if far is not None and far.engine is not None and name in self._far else self._scenario.engine
@@ -629,7 +648,9 @@ class JobRun:
             answer = self._asked_seeding()
             self._seeding, is_timed = answer.state, answer.has_others and not answer.is_watched
             assert self._seeding is not None, answer.message
-        while len(self._submitted) <= min(step + trainer.steps_ahead, trainer.steps - 1):
+        if trainer.streams:
+            self._begin_stream()
+        while not trainer.streams and len(self._submitted) <= min(step + trainer.steps_ahead, trainer.steps - 1):
             self._submit(len(self._submitted))
         seed_s = 0.0 if self._seeding is None else self._seeding.seed_s if is_timed else math.inf
         if seed_s > 0:
@@ -640,12 +661,22 @@ class JobRun:
                 self._agenda.after(seed_s, partial(self._end_seeding, step))
         self._train()
 
+    def _begin_stream(self) -> None:
+        trainer = self._trainer
+        if not self._submitted:
+            self._submitted.append(StreamProgress(trainer))
+            self._submit_groups(0, range(trainer.groups * (1 + trainer.steps_ahead)))
+        stream = self._progress
+        assert isinstance(stream, StreamProgress)
+        stream.left = trainer.groups * trainer.group_size
+
     def _submit(self, step: int) -> None:
         """Submit the groups of a step; those of an earlier one go first."""
         self._submitted.append(StepProgress(self._trainer, step, submitted_at=self._agenda.now))
-        names = [
-            (f"s{step}-{number}", prompt_of(self._scenario, step, number)) for number in range(self._trainer.groups)
-        ]
+        self._submit_groups(step, range(self._trainer.groups))
+
+    def _submit_groups(self, step: int, numbers: range) -> None:
+        names = [(f"s{step}-{number}", prompt_of(self._scenario, step, number)) for number in numbers]
         longest, priority = self._scenario.lengths.longest, -step if self._trainer.steps_ahead else 0
         for first in range(0, len(names), GROUPS_MAX):
             groups = tuple(
@@ -664,7 +695,7 @@ class JobRun:
     @property
     def _progress(self) -> StepProgress:
         """Return the step that is trained."""
-        return self._submitted[len(self._steps) - 1]
+        return self._submitted[0 if self._trainer.streams else len(self._steps) - 1]
 
     def _asked_seeding(self) -> SeedingAnswer:
         trainer = self._trainer
@@ -741,6 +772,11 @@ class JobRun:
         self._append(Done(self._by(), requests))
         for of in requests:
             del self._lengths[of]
+        if self._trainer.streams:
+            submitted = self._progress.submitted // self._trainer.group_size
+            used = self._responses // self._trainer.group_size
+            ahead = self._trainer.groups * (1 + self._trainer.steps_ahead)
+            self._submit_groups(0, range(submitted, used + ahead))
         if self._progress.is_over:
             self._agenda.after(self._trainer.publish_s, self._publish)
         else:
@@ -754,7 +790,7 @@ class JobRun:
         self._versions = PublishedVersions(self._version, published)
         self._see_versions()
         for machine, load_s in self._all_arrivals_s():
-            self._agenda.after(load_s, partial(machine.stage, self._version, self._scenario.pause_s))
+            self._fetch(machine, load_s)
         if self._size is not None:
             self._resize(self._size)
         if not self._is_over:

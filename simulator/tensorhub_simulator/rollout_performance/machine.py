@@ -161,7 +161,7 @@ class Machine:
             heartbeat_s=pace.messages.heartbeat_s,
             resend_s=RESEND_S,
         )
-        self.core = _PacedRunner(self.name, model, 1, limits, now, is_local=self.is_local)
+        self.core = _PacedRunner(self.name, model, 1, limits, now, is_local=self.is_local, keeps_versions=True)
         self.engine = EngineModel(self.costs, now)
         self.began_at = now
         self.tell(WeightsLoaded(version, f"root-{version}"))
@@ -228,6 +228,11 @@ class Machine:
     def _beat_every(self, seconds: float) -> None:
         if self.core.limits.heartbeat_s != seconds:
             self.core.limits = msgspec.structs.replace(self.core.limits, heartbeat_s=seconds)
+
+    @property
+    def stays(self) -> bool:
+        """Whether it keeps its version, and so fetches no newer one."""
+        return self.core.version is not None and self.core.version == self.core.version_wanted
 
     def stage(self, version: int, pause_s: float) -> None:
         """Have a version beside the engine's; it takes its place as soon as the runner lets it."""

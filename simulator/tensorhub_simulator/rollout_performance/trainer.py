@@ -5,6 +5,8 @@ where it has only these, until all is made; train what there is, at least a micr
 
 A trainer that is one step ahead (StreamRL, arXiv 2504.15930, section 3) submits a step's groups when the step before
 begins: they are made on weights that lack one step of training, while that step is trained.
+
+One without steps trains whatever has ended, and publishes after as many responses as a step has.
 """
 
 from bisect import insort
@@ -33,12 +35,12 @@ def trainer_of(scenario: Scenario, system: System) -> Trainer:
     if system in ("rounds", "graded"):
         return replace(found, steps_ahead=0)
     if system == "disaggregated":
-        return replace(found, seeds=False, steps_ahead=0, micro_batch=found.groups * found.group_size)
+        return replace(found, seeds=False, steps_ahead=0, streams=False, micro_batch=found.groups * found.group_size)
     if system == "reserved" and not found.seeds:
         # The same machines, which generate together and then train together.
         engines = found.engines + scenario.spot.first
         token_s = found.token_s * found.engines / engines
-        return replace(found, seeds=True, steps_ahead=0, engines=engines, token_s=token_s)
+        return replace(found, seeds=True, steps_ahead=0, streams=False, engines=engines, token_s=token_s)
     return found
 
 
@@ -103,3 +105,25 @@ class StepProgress:
     def is_over(self) -> bool:
         """Whether all of it was trained."""
         return not self.open and not self.ready
+
+
+@dataclass(slots=True)
+class StreamProgress(StepProgress):
+    """The responses of a trainer without steps: which prompt they are of does not matter."""
+
+    left: int = 0
+    """How many are to be trained until the next version."""
+
+    def take(self) -> list[tuple[RequestId, int]]:
+        """Return what to train now, up to the next version; nothing: there is less than a micro-batch."""
+        count = min(len(self.ready), self.left)
+        if count < min(self.limits.micro_batch, self.left):
+            return []
+        found, self.ready = self.ready[:count], self.ready[count:]
+        self.left -= count
+        return found
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a version is to be published."""
+        return not self.left

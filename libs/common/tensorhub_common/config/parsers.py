@@ -26,7 +26,7 @@ _NATS_SCHEMES: Final = ("nats", "tls", "ws", "wss")
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["console", "json"]
 RunnerInstall = Literal["staged", "mapped"]
-ArrivalTerm = Literal["admission", "migration", "retention", "seeding"]
+ArrivalTerm = Literal["activation", "admission", "migration", "retention", "seeding"]
 
 
 class Listen(NamedTuple):

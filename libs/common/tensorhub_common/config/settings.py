@@ -411,9 +411,10 @@ class Settings:
     rollout_terms_off: frozenset[ArrivalTerm] = _variable(
         values.arrival_terms,
         "",
-        unit="admission, migration, retention, seeding",
+        unit="activation, admission, migration, retention, seeding",
         example="admission,migration",
-        meaning="Terms of the policy `arrival` that a rollout manager does without, with commas between: `admission` "
+        meaning="Terms of the policy `arrival` that a rollout manager does without, with commas between: `activation` "
+        "(an instance stays on its version while requests may begin on it, and much runs), `admission` "
         "(requests wait for a version that arrives soon), `migration` (they move to an instance that is done sooner), "
         "`retention` (the hub holds versions that requests are for alone; with every policy), "
         "`seeding` (it says when a trainer's own engine has generated enough).",

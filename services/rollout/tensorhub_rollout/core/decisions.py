@@ -27,9 +27,12 @@ from tensorhub_rollout.policy.fleet_loads import RequestFacts
 from tensorhub_rollout.policy.placing import ARRIVAL, FALLBACK_POLICY, Placing, PlacingLimits
 from tensorhub_rollout.policy.plateau import StepModel
 from tensorhub_rollout.policy.retention import RetentionLimits
+from tensorhub_rollout.policy.rolling import RollingLimits, RollingState, stay
 from tensorhub_rollout.policy.scale import ScaleLimits, ScaleWish
 from tensorhub_rollout.policy.view import Action, FleetView, MoveAction, PlaceAction, WantAction
 
+CONTEXTS_LOOK_S: Final = 1.0
+"""How often it is looked up how many tokens run on each instance."""
 ENGINES_LOOK_S: Final = 1.0
 """How often what was measured of engines is looked up."""
 
@@ -51,6 +54,7 @@ class PolicyLimits(msgspec.Struct, frozen=True):
     scale: ScaleLimits = ScaleLimits()
     activation: ActivationLimits = ActivationLimits()
     placing: PlacingLimits = PlacingLimits()
+    rolling: RollingLimits = RollingLimits()
     retention: RetentionLimits = RetentionLimits()
     ends_seeding: bool = True
     """Whether the policy `arrival` says when a trainer's engines have generated enough; else they do for T_seed."""
@@ -69,6 +73,7 @@ class PolicyLimits(msgspec.Struct, frozen=True):
         return replace(
             self,
             placing=replace(self.placing, arrival=arrival),
+            rolling=replace(self.rolling, is_on=self.rolling.is_on and "activation" not in terms),
             retention=replace(self.retention, is_on=self.retention.is_on and "retention" not in terms),
             ends_seeding=self.ends_seeding and "seeding" not in terms,
         )
@@ -89,6 +94,10 @@ class Decisions:
         """By model."""
         self._seeding: dict[str, SeedingWatch] = {}
         """By model."""
+        self._rolling: dict[str, RollingState] = {}
+        """By model."""
+        self._contexts: dict[str, tuple[float, dict[str, int]]] = {}
+        """By model: when it was looked up, and how many tokens run on each instance."""
         self._size = FleetSize(limits.scale)
         self._holds = VersionHolds(limits.retention)
         self._set_aside: set[str] = set()
@@ -101,7 +110,9 @@ class Decisions:
             self._engines = self._tried("measuring engines", partial(self._measure, leader), self._engines)
         view = leader.view(model)
         turns = self._turns.get(model, Turns())
-        activate = partial(decide, view, turns, self._limits.activation, now)
+        none_stays: dict[str, int] = {}
+        stays = self._tried("rolling activation", partial(self._stays, leader, model, view, now), none_stays)
+        activate = partial(decide, view, turns, self._limits.activation, now, stays)
         unchanged: tuple[tuple[WantAction, ...], Turns] = ((), turns)
         wanted, self._turns[model] = self._tried("choosing versions", activate, unchanged)
         for want in wanted:
@@ -116,6 +127,18 @@ class Decisions:
             enough = partial(self._is_enough, model, view, now)
             if self._tried("ending a seeding", enough, None) is not None:
                 yield from (EndSeeding(each.runner) for each in view.instances if each.is_local)
+
+    def _stays(self, leader: Leader, model: str, view: FleetView, now: float) -> dict[str, int]:
+        """Return which version each instance keeps for now that would else follow the newest one."""
+        if leader.policy_of(model) != ARRIVAL or not view.drops_cache:
+            return {}
+        at, contexts = self._contexts.get(model, (float("-inf"), {}))
+        if now - at >= CONTEXTS_LOOK_S:
+            contexts = {each.runner: sum(leader.context_of(of) for of in each.executing) for each in view.instances}
+            self._contexts[model] = now, contexts
+        state = self._rolling.get(model, RollingState())
+        found, self._rolling[model] = stay(view, contexts, state, self._limits.rolling, now)
+        return found
 
     def held(self, leader: Leader, of: RequestId) -> Held | None:
         """Return what a waiting request was held for at the last look; None: it was not, or its policy holds none."""

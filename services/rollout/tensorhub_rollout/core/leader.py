@@ -339,6 +339,7 @@ class Leader:
         is_whole = self.fleet.has_gathered and not self.admission.is_held_back
         if self.admission.is_held_back:
             waiting = tuple(of for of in waiting if self._group_of(of) in self.admission.begun)
+        rule = self._rules.get(model)
         hub = self.seen_of(model)
         return FleetView(
             waiting,
@@ -354,7 +355,8 @@ class Leader:
             max(hub.versions.published, default=None),
             hub.available,
             hub.kept,
-            partial(self.waiting.since, model) if is_whole else None,
+            drops_cache=rule is not None and rule.on_update in {"continue", "restart"},
+            waiting_since=partial(self.waiting.since, model) if is_whole else None,
         )
 
     def _shown_instances(self, model: str) -> tuple[InstanceView, ...]:
@@ -364,7 +366,9 @@ class Leader:
         of_all = rule, versions, has_gathered, bool(alone)
         is_otherwise = self._shown_for.get(model) != of_all
         self._shown_for[model] = of_all
-        may_start: dict[int | None, bool] = {}
+        next_ = max(versions.published, default=-1) + 1
+        later = PublishedVersions(versions.seq, (*versions.published, next_), versions.retired)
+        may: dict[int | None, tuple[bool, bool]] = {}
         instances = []
         for each in self.fleet.of_model(model):
             pending, executing, version, shown = each.pending.shown(), each.executing.shown(), each.version, each.shown
@@ -378,8 +382,10 @@ class Leader:
                 or shown.executing is not executing
                 or shown.arrives_in_s != arrives_in_s
             ):
-                if version not in may_start:
-                    may_start[version] = rule is None or version is None or rule.allows(version, versions)
+                if version not in may:
+                    may_start = rule is None or version is None or rule.allows(version, versions)
+                    may_stay = rule is not None and version is not None and rule.allows(version, later)
+                    may[version] = may_start, may_stay
                 # By position: by name it takes twice as long, for thousands of instances.
                 shown = each.shown = InstanceView(
                     each.runner,
@@ -391,7 +397,7 @@ class Leader:
                     version,
                     each.keeps_versions and each.has_reported and has_gathered,
                     each.version_wanted,
-                    may_start[version],
+                    *may[version],
                     arrives_in_s,
                     each.is_local,
                 )

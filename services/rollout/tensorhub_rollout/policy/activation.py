@@ -30,13 +30,20 @@ class Turns(msgspec.Struct, frozen=True):
     began_at: Mapping[Wish, float] = {}
 
 
-def decide(view: FleetView, turns: Turns, limits: ActivationLimits, now: float) -> tuple[tuple[WantAction, ...], Turns]:
-    """Return what instances are to have from now on, where that changes, and the turns after it."""
+def decide(
+    view: FleetView, turns: Turns, limits: ActivationLimits, now: float, stays: Mapping[str, int] | None = None
+) -> tuple[tuple[WantAction, ...], Turns]:
+    """Return what instances are to have from now on, where that changes, and the turns after it.
+
+    `stays`: what instances keep for now that would else follow the newest version (`rolling.py`).
+    """
+    stays = stays or {}
     able = [each for each in view.instances if each.keeps_versions and not each.is_leaving]
     wishes = _wishes(view, able)
-    holding = {each.version_wanted for each in able}
+    holding = {"newest" if each.runner in stays else each.version_wanted for each in able}
     chosen = _chosen(wishes, holding, turns, limits, now, len(able), view.kept)
-    wanted = _assigned(view, able, _seats(view, chosen, len(able)))
+    followers: dict[str, Wish] = {each.runner: stays.get(each.runner, "newest") for each in able}
+    wanted = followers | _assigned(view, able, _seats(view, chosen, len(able)))
     began_at = {wish: at for wish, at in turns.began_at.items() if wish in wishes}
     for wish in chosen:
         is_over = now - began_at.get(wish, now) >= limits.turn_s
@@ -101,8 +108,8 @@ def _seats(view: FleetView, chosen: list[Wish], count: int) -> dict[int, int]:
 
 
 def _assigned(view: FleetView, able: list[InstanceView], seats: Mapping[int, int]) -> dict[str, Wish]:
-    """Return what each instance is to have. One goes on with what it has; else those change that have least to do."""
-    wanted: dict[str, Wish] = {each.runner: "newest" for each in able}
+    """Return the instances of each version. One goes on with what it has; else those change that have least to do."""
+    wanted: dict[str, Wish] = {}
     free = list(able)
     for version, count in sorted(seats.items()):
         free.sort(key=lambda each: _cost(each, version))
@@ -121,4 +128,6 @@ def _cost(instance: InstanceView, version: int) -> tuple[bool, bool, int, str]:
 def _reason(view: FleetView, wish: Wish) -> str:
     if wish == "newest":
         return "no requests are for an older version alone, as far as they need this instance"
+    if not view.demand.get(wish):
+        return f"requests may begin on version {wish}, and what runs on it would be computed again"
     return f"{view.demand[wish]} requests are for version {wish} alone"

@@ -31,6 +31,8 @@ class InstanceView(msgspec.Struct, frozen=True):
     """What it was told to have in memory; None: nothing was told to it."""
     may_start: bool = True
     """Whether requests that are for no version alone may begin on its version, as far as their rule is known."""
+    may_stay: bool = False
+    """Whether they may also once the next version is published."""
     arrives_in_s: float | None = None
     """In how many seconds it has the newest version, where it has not; None: it has, or that is not known."""
     is_local: bool = False
@@ -67,6 +69,8 @@ class FleetView(msgspec.Struct, frozen=True):
     """Versions that a replica of the hub has, those of instances among them."""
     kept: frozenset[int] = frozenset()
     """Versions that the hub keeps, whatever instances and trainers leave."""
+    drops_cache: bool = False
+    """Whether what runs is computed again where the weights change, as the latest rule has it."""
     waiting_since: Callable[[int], tuple[Iterable[RequestId], int]] | None = None
     """Returns what has come to wait since a number that it has returned before, -1 at first, with a new such number:
     to compare all that waits takes long. None: that is not known."""
@@ -78,8 +82,9 @@ class FleetView(msgspec.Struct, frozen=True):
         return islice(waiting if self.pinned else self.waiting, count_max)
 
     def is_kept_back(self, instance: InstanceView) -> bool:
-        """Tell whether an instance keeps an older version, for requests that run on that alone."""
-        return instance.version_wanted == instance.version != self.newest
+        """Tell whether an instance keeps an older version for requests that run on that alone."""
+        version = instance.version
+        return instance.version_wanted == version != self.newest and bool(self.demand.get(version))
 
     def fits(self, request: RequestId, instance: InstanceView) -> bool:
         """Tell whether a request may go to an instance, as far as a policy knows its rule."""

@@ -33,6 +33,8 @@ UPDATE_S_MAX: Final = 600.0
 """The bound of one transfer."""
 FINISH_S_MAX: Final = 3600.0
 """So long new weights wait for responses that end on their version; after it they go on with the new ones."""
+STAYS_LOOK_S: Final = 0.05
+"""While the version here is to stay, it is looked so often whether it still is."""
 RETRY_S: Final = 0.5
 """The pause after a version could not be had."""
 ASKED_BACK_S: Final = 0.02
@@ -110,7 +112,10 @@ class WeightFollower:
             except tensorhub.VersionUnavailable as why:
                 # The newest one then, so that this instance is of use until the leader asks for something else.
                 _log.warning("a version that is wanted can't be had", model=self._shard.model, why=str(why))
-        if self._shard.version is None:
+        if wanted is not None and wanted == self._shard.version:
+            # It stays: what would be fetched now is older than what is wanted in the end.
+            await asyncio.sleep(STAYS_LOOK_S)
+        elif self._shard.version is None:
             await self._shard.replicate("latest", timeout_s=FIRST_S_MAX, swap_under=self, on_progress=self._on_progress)
         else:
             await self._shard.update(

@@ -97,6 +97,7 @@ def test_what_is_for_one_version_alone_goes_where_that_is() -> None:
         instance("a", version=2, version_wanted="newest"),
         instance("b", version=1, version_wanted=1),
         pinned={of(0): 1},
+        demand={1: 1, None: 1},
         newest=2,
     )
     assert placed(seen, facts({0: 10, 1: 10})) == {0: "b", 1: "a"}
@@ -250,7 +251,8 @@ def test_nothing_moves_to_where_it_may_not_run() -> None:
         instance("b", is_leaving=True, takes_more=False),
         instance("b", version=1, version_wanted=1),
     ):
-        assert moves(view((), instance("a", tuple(range(40)), version=2), target, newest=2), known) == []
+        seen = view((), instance("a", tuple(range(40)), version=2), target, demand={1: 1}, newest=2)
+        assert moves(seen, known) == []
 
 
 @given(st.lists(st.integers(10, 4000), min_size=1, max_size=24), st.data())

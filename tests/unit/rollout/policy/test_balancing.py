@@ -64,11 +64,14 @@ def test_an_instance_that_keeps_an_older_version_takes_what_is_for_that_alone_an
     other, old = waiting = requests(2)
     kept = InstanceView("kept", 8, (), (), version=1, version_wanted=1)
     full = InstanceView("full", 4, requests(3), requests(3), version=2)
-    view = FleetView(waiting, (kept, full), 2, pinned={old: 1}, newest=2)
+    view = FleetView(waiting, (kept, full), 2, pinned={old: 1}, demand={1: 1, None: 1}, newest=2)
     assert [(each.request, each.runner) for each in balance(view, LIMITS, {}) if isinstance(each, PlaceAction)] == [
         (old, "kept")
     ]
-    assert balance(FleetView((), (kept, full), 2, newest=2), LIMITS, {}) == (), "nor does any move there"
+    for_that = FleetView((), (kept, full), 2, demand={1: 1}, newest=2)
+    assert balance(for_that, LIMITS, {}) == (), "nor does any move there"
+    stays = FleetView((other,), (kept,), 2, newest=2)
+    assert len(balance(stays, LIMITS, {})) == 1, "one that stays on its version for a while is for all"
     newest = FleetView((other,), (kept,), 2, newest=1)
     assert len(balance(newest, LIMITS, {})) == 1, "the newest version is for all"
 

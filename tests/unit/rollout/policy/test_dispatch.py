@@ -109,7 +109,7 @@ def test_what_has_priority_goes_first_and_what_is_for_one_version_goes_where_tha
     tokens = {long: 1000.0, urgent: 10.0, old: 5000.0}
     kept = InstanceView("kept", 8, (), (), version=1, version_wanted=1)
     new = InstanceView("new", 8, (), (), version=2)
-    view = FleetView((long, urgent, old), (kept, new), 1, pinned={old: 1}, newest=2)
+    view = FleetView((long, urgent, old), (kept, new), 1, pinned={old: 1}, demand={1: 1}, newest=2)
     actions, pools = dispatch(view, known(tokens), {}, Pools(), LIMITS, lambda of: int(of == urgent), 0.0)
     assert [(each.request, each.runner) for each in actions if isinstance(each, PlaceAction)] == [
         (urgent, "new"),
@@ -193,7 +193,9 @@ def test_what_is_pinned_and_tried_alone_makes_room_where_its_version_is() -> Non
     tokens = {suspect: 100.0, other: 10.0, busy: 10.0}
     kept = InstanceView("kept", 8, (busy,), (), version=1, version_wanted=1)
     new = InstanceView("new", 8, (), (), version=2)
-    view = FleetView((suspect, other), (kept, new), 1, frozenset({suspect}), pinned={suspect: 1}, newest=2)
+    view = FleetView(
+        (suspect, other), (kept, new), 1, frozenset({suspect}), pinned={suspect: 1}, demand={1: 1}, newest=2
+    )
     actions, _ = dispatch(view, known(tokens), {}, Pools(), LIMITS, flat, 0.0)
     assert [(each.request, each.runner) for each in actions if isinstance(each, PlaceAction)] == [(other, "new")]
 

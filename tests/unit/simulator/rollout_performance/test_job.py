@@ -48,6 +48,35 @@ def test_all_systems_train_the_same_responses_and_what_is_lost_is_made_again() -
     assert found["reserved"].spot_s == 0.0 < found["arrival"].spot_s
 
 
+STREAM = b"""
+name: stream
+seed: 3
+engine: {fixed_s: 0.05, each_s: 0.001, attention_s: 0, prefill_tokens_per_s: 400, slots: 8}
+lengths: {prompt: 8, median: 60, between: 0.6, within: 0.4, longest: 300}
+trainer:
+  {steps: 10, groups: 4, group_size: 4, micro_batch: 4, token_s: 0.0005, publish_s: 0.1, engines: 1, seeds: false,
+   streams: true, steps_ahead: 2}
+spot: {changes: [[0, 4]], boot_s: 0, load_s: 0.5}
+price: {reserved: 4, spot: 1}
+"""
+
+
+def test_without_steps_each_version_has_as_many_responses_and_staying_on_a_version_saves_what_is_computed_again() -> (
+    None
+):
+    stream = decode(STREAM, "stream")
+    at_once = msgspec.structs.replace(stream, terms_off=("activation",))
+    found = [JobRun(each, "arrival").run() for each in (stream, at_once)]
+    assert {each.responses for each in found} == {10 * 4 * 4}
+    rolling, all_at_once = (each.tokens_per_s for each in found)
+    assert rolling > 1.05 * all_at_once
+
+
+def test_a_stream_is_of_a_trainer_that_does_not_seed() -> None:
+    with pytest.raises(ScenarioError, match="goes with a trainer that does not seed"):
+        decode(STREAM.replace(b"seeds: false", b"seeds: true").replace(b"steps_ahead: 2", b"steps_ahead: 0"), "stream")
+
+
 @pytest.mark.parametrize("notice_s", [0.0, 1.5])
 def test_one_scenario_is_one_run(notice_s: float) -> None:
     first, second = (JobRun(scenario(notice_s=notice_s), "arrival").run() for _ in range(2))
