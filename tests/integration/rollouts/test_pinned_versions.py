@@ -80,7 +80,10 @@ async def test_an_instance_keeps_a_version_that_its_trainer_has_overwritten_unti
     tmp_path: Path,
 ) -> None:
     """Its `unpublish` waits for no response, and the other instance goes on to each newer version."""
-    async with rollout_job(tmp_path, runners=2, managers=1, step_s=0.01) as job:
+    # Else the other instance would stay as well, for its cache.
+    async with rollout_job(
+        tmp_path, runners=2, managers=1, step_s=0.01, TENSORHUB_ROLLOUT_TERMS_OFF="activation"
+    ) as job:
         rollouts = await job.attach(sampling=Sampling(max_tokens=ENDLESS, seed=SEED))
         await job.until_serving(rollouts, 2)
         (endless,) = await rollouts.submit([Prompt([1, 5], id="endless")], version=1, group_size=1)

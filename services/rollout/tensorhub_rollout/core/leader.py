@@ -125,6 +125,9 @@ class LeaderLimits(msgspec.Struct, frozen=True):
     """A request that was restarted so often goes on with its tokens on the next version."""
 
 
+STAYS_BEHIND_MAX: Final = 3
+"""An instance that stays on its version lacks at most so many newer ones, whatever a trainer's rule allows."""
+
 ENDED_MAX: Final = 4096
 """Limit of the requests that have ended and are not done of which the attempts are remembered, the latest."""
 
@@ -366,8 +369,9 @@ class Leader:
         of_all = rule, versions, has_gathered, bool(alone)
         is_otherwise = self._shown_for.get(model) != of_all
         self._shown_for[model] = of_all
-        next_ = max(versions.published, default=-1) + 1
-        later = PublishedVersions(versions.seq, (*versions.published, next_), versions.retired)
+        newest = max(versions.published, default=-1)
+        later = PublishedVersions(versions.seq, (*versions.published, newest + 1), versions.retired)
+        stays = VersionRule(staleness=min(0 if rule is None else rule.staleness, STAYS_BEHIND_MAX))
         may: dict[int | None, tuple[bool, bool]] = {}
         instances = []
         for each in self.fleet.of_model(model):
@@ -384,7 +388,8 @@ class Leader:
             ):
                 if version not in may:
                     may_start = rule is None or version is None or rule.allows(version, versions)
-                    may_stay = rule is not None and version is not None and rule.allows(version, later)
+                    seen = later if version == newest else versions
+                    may_stay = version is not None and stays.allows(version, seen)
                     may[version] = may_start, may_stay
                 # By position: by name it takes twice as long, for thousands of instances.
                 shown = each.shown = InstanceView(

@@ -61,7 +61,7 @@ def stay(
             if each.may_stay:
                 found[each.runner] = version
         elif (
-            each.may_start
+            each.may_stay
             and state.left.get(each.runner) != version
             and context > limits.small_share * means[each.runner]
         ):

@@ -32,7 +32,7 @@ class InstanceView(msgspec.Struct, frozen=True):
     may_start: bool = True
     """Whether requests that are for no version alone may begin on its version, as far as their rule is known."""
     may_stay: bool = False
-    """Whether they may also once the next version is published."""
+    """Whether it may leave out newer versions for now: the next one, where it has the newest."""
     arrives_in_s: float | None = None
     """In how many seconds it has the newest version, where it has not; None: it has, or that is not known."""
     is_local: bool = False

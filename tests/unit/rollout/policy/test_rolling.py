@@ -10,8 +10,8 @@ LIMITS = RollingLimits(small_share=0.5, mean_s=10.0)
 NEWEST = 5
 
 
-def instance(name: str, version: int | None, *, may_start: bool = True, may_stay: bool = True) -> InstanceView:
-    return InstanceView(name, 8, (), (), version=version, may_start=may_start, may_stay=may_stay)
+def instance(name: str, version: int | None, *, may_stay: bool = True) -> InstanceView:
+    return InstanceView(name, 8, (), (), version=version, may_stay=may_stay)
 
 
 def fleet(*instances: InstanceView, drops_cache: bool = True) -> FleetView:
@@ -39,7 +39,7 @@ def test_who_has_been_let_go_of_is_not_kept_again_while_it_loads() -> None:
 
 
 def test_it_goes_on_where_nothing_may_begin_on_its_version_any_more() -> None:
-    assert looked(fleet(instance("a", 4, may_start=False)), 100, 100) == {}
+    assert looked(fleet(instance("a", 4, may_stay=False)), 100, 100) == {}
 
 
 def test_the_newest_is_kept_where_requests_may_begin_on_it_after_the_next_publication_too() -> None:
@@ -52,18 +52,15 @@ def test_nothing_stays_where_no_cache_is_lost_or_the_term_is_off() -> None:
     assert stay(fleet(instance("a", 4)), {"a": 9}, RollingState(), RollingLimits(is_on=False), 0.0)[0] == {}
 
 
-@given(st.lists(st.tuples(st.integers(1, NEWEST), st.booleans(), st.booleans(), st.integers(0, 99)), max_size=5))
+@given(st.lists(st.tuples(st.integers(1, NEWEST), st.booleans(), st.integers(0, 99)), max_size=5))
 def test_who_stays_keeps_what_it_has_and_may_begin_requests_on_it(
-    drawn: list[tuple[int, bool, bool, int]],
+    drawn: list[tuple[int, bool, int]],
 ) -> None:
-    instances = [
-        instance(f"r{at}", version, may_start=start, may_stay=still)
-        for at, (version, start, still, _) in enumerate(drawn)
-    ]
+    instances = [instance(f"r{at}", version, may_stay=still) for at, (version, still, _) in enumerate(drawn)]
     contexts = {f"r{at}": context for at, (*_, context) in enumerate(drawn)}
     found, state = stay(fleet(*instances), contexts, RollingState(), LIMITS, 0.0)
     for each in instances:
         if each.runner in found:
             assert found[each.runner] == each.version
-            assert each.may_start if each.version != NEWEST else each.may_stay
+            assert each.may_stay
             assert each.runner not in state.left
