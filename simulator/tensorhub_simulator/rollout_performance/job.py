@@ -139,6 +139,8 @@ class Report(msgspec.Struct, frozen=True):
     lost: int
     """Instances that went with work on them."""
     step_s: tuple[float, ...]
+    step_tokens: tuple[int, ...]
+    """Trained in each step."""
     tails: tuple[StepTail, ...] = ()
     """When the responses of each step were whole."""
     instances: tuple[int, ...] = ()
@@ -150,6 +152,12 @@ class Report(msgspec.Struct, frozen=True):
     def tokens_per_s(self) -> float:
         """Trained tokens."""
         return self.tokens / self.seconds
+
+    @property
+    def later_tokens_per_s(self) -> float:
+        """Trained tokens once the first step is over: nothing was prepared before that, as in no later one."""
+        seconds, tokens = self.seconds - self.step_s[0], self.tokens - self.step_tokens[0]
+        return tokens / seconds if len(self.step_s) > 1 else self.tokens_per_s
 
     @property
     def tokens_per_cost(self) -> float:
@@ -270,13 +278,15 @@ class JobRun:
             cost,
             self._lost,
             tuple(each.seconds for each in steps),
-            tuple(
-                tail_of(progress, record.began_at, scenario)
-                for progress, record in zip(self._submitted, steps, strict=True)
-            ),
+            tuple(each.tokens for each in steps),
+            () if self._trainer.streams else tuple(self._tails()),
             () if self._size is None else tuple(self._size.units_of_steps),
             self._timeline,
         )
+
+    def _tails(self) -> Iterator[StepTail]:
+        for progress, record in zip(self._submitted, self._steps, strict=True):
+            yield tail_of(progress, record.began_at, self._scenario)
 
     def _sample(self, seen: Timeline) -> None:
         local = sum(each.is_local for each in self._machines.values())

@@ -10,8 +10,9 @@ from rich.table import Table
 
 from tensorhub_simulator.rollout_performance.allocate import Split
 from tensorhub_simulator.rollout_performance.cases import Finding
-from tensorhub_simulator.rollout_performance.config import System
+from tensorhub_simulator.rollout_performance.config import Scenario, System
 from tensorhub_simulator.rollout_performance.job import Report
+from tensorhub_simulator.rollout_performance.limits import limit_of
 
 
 def tables(finding: Finding, *, tails: bool = False) -> Iterator[Table | str]:
@@ -21,15 +22,26 @@ def tables(finding: Finding, *, tails: bool = False) -> Iterator[Table | str]:
     about = f"{finding.scenario.name}: {first.steps} steps, {first.responses} responses"
     yield f"{about}; median of {seeds} seeds (least-most)" if seeds > 1 else about
     yield _systems(finding)
+    yield _limit(finding.scenario, finding.of("", finding.systems[-1])[0])
     if tails:
-        yield _tails(finding)
+        yield _tails(finding) if first.tails else "tails are of steps, and this trainer has none"
     if finding.variations:
         yield _variations(finding)
 
 
 def _systems(finding: Finding) -> Table:
     table = Table(box=box.SIMPLE)
-    heads = ("tokens/s", "factor", "tokens/cost", "step, s", "trainer waits", "made again", "lost")
+    heads = (
+        "tokens/s",
+        "factor",
+        "from step 2",
+        "factor",
+        "tokens/cost",
+        "step, s",
+        "trainer waits",
+        "made again",
+        "lost",
+    )
     for head in ("system", *heads):
         table.add_column(head, justify="left" if head == "system" else "right")
     base = finding.of("", finding.systems[0])
@@ -39,6 +51,8 @@ def _systems(finding: Finding) -> Table:
             system,
             _spread([each.tokens_per_s for each in found], "{:,.0f}"),
             _spread(_over(found, base, lambda each: each.tokens_per_s), "{:.2f}"),
+            _spread([each.later_tokens_per_s for each in found], "{:,.0f}"),
+            _spread(_over(found, base, lambda each: each.later_tokens_per_s), "{:.2f}"),
             _spread(_over(found, base, lambda each: each.tokens_per_cost), "{:.2f}") if found[0].cost else "-",
             f"{median(each.seconds / each.steps for each in found):,.0f}",
             f"{median(each.waited_s / each.seconds for each in found):.1%}",
@@ -46,6 +60,15 @@ def _systems(finding: Finding) -> Table:
             f"{median(each.lost for each in found):g}",
         )
     return table
+
+
+def _limit(scenario: Scenario, report: Report) -> str:
+    limit = limit_of(scenario, report)
+    alone = f", and the longest response alone {limit.alone_s:,.0f} s" if limit.alone_s else ""
+    return (
+        f"{report.system} is below {limit.tokens_per_s:,.0f} tokens/s, however it places: training and publishing take "
+        f"{limit.training_s:,.0f} s of a step{alone}"
+    )
 
 
 def _tails(finding: Finding) -> Table:
@@ -76,8 +99,8 @@ def _mean(report: Report, name: str) -> float:
 
 
 def _variations(finding: Finding) -> Table:
-    """Return the factors over the first system, one assumption a row."""
-    table = Table(title="factor, if instead", title_justify="left", box=box.SIMPLE)
+    """Return the factors over the first system, from the second step on, one assumption a row."""
+    table = Table(title="factor from step 2 on, if instead", title_justify="left", box=box.SIMPLE)
     table.add_column("")
     table.add_column(f"{finding.systems[0]}, tokens/s", justify="right")
     systems: list[System] = finding.systems[1:] or finding.systems
@@ -86,7 +109,7 @@ def _variations(finding: Finding) -> Table:
     for what in finding.variations:
         base = finding.of(what, finding.systems[0])
         cells = (
-            _spread(_over(finding.of(what, system), base, lambda each: each.tokens_per_s), "{:.2f}")
+            _spread(_over(finding.of(what, system), base, lambda each: each.later_tokens_per_s), "{:.2f}")
             for system in systems
         )
         table.add_row(what, _spread([each.tokens_per_s for each in base], "{:,.0f}"), *cells)
@@ -114,6 +137,7 @@ def objects(finding: Finding) -> Iterator[dict[str, Any]]:
             "seed": case.scenario.seed,
             **tree,
             "tokens_per_s": report.tokens_per_s,
+            "later_tokens_per_s": report.later_tokens_per_s,
             "tail_s": _mean(report, "tail_s"),
             "tail80_s": _mean(report, "tail80_s"),
         }
