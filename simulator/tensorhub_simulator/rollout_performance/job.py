@@ -78,7 +78,7 @@ from tensorhub_runner.core.runner_events import (
 from tensorhub_simulator.engine.agenda import Agenda
 from tensorhub_simulator.rollout_performance.arrivals import arrivals_s, sites_arrivals_s
 from tensorhub_simulator.rollout_performance.baselines import ProbesFirst, in_turns
-from tensorhub_simulator.rollout_performance.config import Scenario, System
+from tensorhub_simulator.rollout_performance.config import Scenario, ScenarioError, System
 from tensorhub_simulator.rollout_performance.draws import length_of, prompt_of
 from tensorhub_simulator.rollout_performance.engine_model import EngineCosts
 from tensorhub_simulator.rollout_performance.fleet_size import FleetSize
@@ -226,7 +226,11 @@ class JobRun:
         self._append(Attach("main", MODEL, 0, "nonce", POLICIES.get(system, "rlboost")))
 
     def run(self) -> Report:
-        """Return what comes of all steps. Raises AssertionError where a response is lost, or the job hangs."""
+        """Return what comes of all steps.
+
+        Raises `ScenarioError` where the last instance goes before all is made, and AssertionError where a response is
+        lost, or the job hangs.
+        """
         self._see_versions()
         if self._has_spot:
             for at, count in self._scenario.spot.changes:
@@ -522,8 +526,21 @@ class JobRun:
             machine.tell(PreemptionNoticed())
         self._agenda.after(notice_s, partial(self._end, machine))
 
+    @property
+    def _are_all_gone(self) -> bool:
+        """Whether no spot machine is there, nor will be."""
+        spot = self._scenario.spot
+        times = [*(at for at, _ in spot.changes), *(each.at_s for each in spot.recorded)]
+        return self._available <= 0 and self._agenda.now > max(times, default=0.0)
+
     def _follow_fleet(self) -> None:
         self._start_wished()
+        if self._steps and self._progress.open and not (self._machines or self._booting) and self._are_all_gone:
+            raise ScenarioError(
+                f"{self._scenario.name}: {len(self._progress.open)} responses of step {len(self._steps)} are open, and "
+                f"after {self._agenda.now:,.0f} s no instance is left or comes that would generate: have some in "
+                f"spot.changes or spot.trace for longer, or in far"
+            )
         self._agenda.after(FLEET_LOOK_S, self._follow_fleet)
 
     def _start_wished(self) -> None:

@@ -179,8 +179,8 @@ class Leader:
         """By model."""
         self._arrivals: dict[str, VersionArrivals] = {}
         """By model."""
-        self._rules: dict[str, VersionRule] = {}
-        """By model: the rule of the latest request that is for no version alone."""
+        self._rules: dict[str, tuple[str, int, VersionRule]] = {}
+        """By model: the rule of the latest request that is for no version alone, with its consumer and attachment."""
         self._shown_for: dict[str, tuple[object, ...]] = {}
         """By model: what else, beside an instance itself, policies saw in what they saw of it."""
         self._effects: list[LeaderEffect] = []
@@ -342,8 +342,7 @@ class Leader:
         is_whole = self.fleet.has_gathered and not self.admission.is_held_back
         if self.admission.is_held_back:
             waiting = tuple(of for of in waiting if self._group_of(of) in self.admission.begun)
-        rule = self._rules.get(model)
-        hub = self.seen_of(model)
+        rule, hub = self._rule_of(model), self.seen_of(model)
         return FleetView(
             waiting,
             self._shown_instances(model),
@@ -362,9 +361,23 @@ class Leader:
             waiting_since=partial(self.waiting.since, model) if is_whole else None,
         )
 
+    def _rule_of(self, model: str) -> VersionRule | None:
+        """Return by which rule requests begin, as far as it is known; None: it is not.
+
+        It is that of the prompt that was loaded last. Once its consumer has nothing open, those of others may be laxer.
+        """
+        if model not in self._rules:
+            return None
+        name, attachment, rule = self._rules[model]
+        consumer = self.state.consumers.get(name)
+        if consumer is None or consumer.attachment != attachment:
+            return None
+        others = (each for other, each in self.state.consumers.items() if other != name and each.model == model)
+        return rule if consumer.open or not any(each.open for each in others) else None
+
     def _shown_instances(self, model: str) -> tuple[InstanceView, ...]:
         """Return what a policy sees of a model's instances: the same objects again of those that have not changed."""
-        rule, versions, arrivals = self._rules.get(model), self._versions_of(model), self._arrivals_of(model)
+        rule, versions, arrivals = self._rule_of(model), self._versions_of(model), self._arrivals_of(model)
         has_gathered, alone, now = self.fleet.has_gathered, self._alone, self._now
         of_all = rule, versions, has_gathered, bool(alone)
         is_otherwise = self._shown_for.get(model) != of_all
@@ -502,7 +515,9 @@ class Leader:
         placement = request.placement
         request.age_max, request.newest = event.age_max, event.newest
         if event.rule.pinned is None:
-            self._rules[request.model] = event.rule
+            consumer = self.state.submissions[event.request.submission].consumer
+            attachment = self.state.consumers[consumer].attachment
+            self._rules[request.model] = consumer, attachment, event.rule
         if placement.state is AttemptState.PREPARED:
             placement.move(AttemptTransition.LOADED)
             # Tokens that do not count end nothing. How old they may be is known only here.

@@ -5,9 +5,11 @@ import pytest
 from tensorhub_common.machine import Tick
 from tensorhub_common.protocol.rollout.entries import (
     Attach,
+    End,
     GroupSubmitted,
     Lead,
     Payload,
+    RequestEnded,
     RequestId,
     SdkSender,
     Submit,
@@ -60,10 +62,16 @@ class Job:
         )
         return answer
 
-    def submit(self, now: float) -> RequestId:
+    def attach(self, name: str, now: float) -> int:
+        self.seq += 1
+        outcome = fold(self.state, self.seq, Attach(name, MODEL, 0, f"n{self.seq}")).outcome
+        self.leader.handle(EntryFolded(outcome), now)
+        return self.seq
+
+    def submit(self, now: float, by: SdkSender | None = None) -> RequestId:
         self.seq += 1
         group = GroupSubmitted(f"p{self.seq}", "a" * 64, 1, 5, 40)
-        entry = Submit(SdkSender(2, self.seq - 2), (group,), Payload("b" * 64, 1))
+        entry = Submit(by or SdkSender(2, self.seq - 2), (group,), Payload("b" * 64, 1))
         self.leader.handle(EntryFolded(fold(self.state, self.seq, entry).outcome), now)
         return RequestId(self.seq, 0)
 
@@ -173,3 +181,24 @@ def test_the_trainers_own_engine_is_told_that_it_is_enough_and_no_other() -> Non
         assert not job.beat(1, 1.0).result.is_enough
         job.leader.handle(EndSeeding(RUNNER), 1.1)
         assert [job.beat(1, at).result.is_enough for at in (1.2, 1.3)] == [is_local, is_local]
+
+
+@pytest.mark.parametrize("how", ["another attached, and the first has nothing open", "the same attached anew"])
+def test_a_strict_rule_of_before_keeps_no_laxer_one_from_beginning(how: str) -> None:
+    """The newest version does not come: by the strict rule nothing may begin on the one before, by the laxer it may."""
+    job = Job()
+    strict = job.submit(1.0)
+    job.leader.handle(Place(strict, RUNNER), 1.0)
+    job.leader.handle(PromptLoaded(strict, b"", Sampling(4, 1), VersionRule(staleness=0)), 1.0)
+    job.publish(2, 2.0)
+    assert not job.instance().may_start
+    if how == "the same attached anew":
+        job.submit(2.1, SdkSender(job.attach("main", 2.0), 1))
+    else:
+        job.submit(2.1, SdkSender(job.attach("evaluator", 2.0), 1))
+        assert not job.instance().may_start, "what is open of the first would be asked for in vain again and again"
+        ended = RequestEnded(strict, None, "stop", 1)
+        job.seq += 1
+        outcome = fold(job.state, job.seq, End(1, (ended,), Payload("c" * 64, 1))).outcome
+        job.leader.handle(EntryFolded(outcome), 2.2)
+    assert job.instance().may_start

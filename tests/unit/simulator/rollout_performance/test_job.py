@@ -181,3 +181,12 @@ def test_a_mistake_in_a_scenario_is_told(old: bytes, new: bytes, said: str) -> N
     with pytest.raises(ScenarioError, match="small") as found:
         decode(SMALL.replace(old, new), "small")
     assert said in str(found.value)
+
+
+def test_a_job_whose_last_instance_goes_before_all_is_made_is_told_so() -> None:
+    each = scenario(changes=((0.0, 1), (3.0, 0)))
+    each = msgspec.structs.replace(each, trainer=msgspec.structs.replace(each.trainer, seeds=False))
+    with pytest.raises(
+        ScenarioError, match=r"responses of step \d+ are open, and after \d+ s no instance is left or comes"
+    ):
+        JobRun(each, "rlboost").run()
