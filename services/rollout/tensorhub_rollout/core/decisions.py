@@ -31,8 +31,6 @@ from tensorhub_rollout.policy.rolling import RollingLimits, RollingState, stay
 from tensorhub_rollout.policy.scale import ScaleLimits, ScaleWish
 from tensorhub_rollout.policy.view import Action, FleetView, MoveAction, PlaceAction, WantAction
 
-CONTEXTS_LOOK_S: Final = 1.0
-"""How often it is looked up how many tokens run on each instance."""
 ENGINES_LOOK_S: Final = 1.0
 """How often what was measured of engines is looked up."""
 
@@ -96,8 +94,6 @@ class Decisions:
         """By model."""
         self._rolling: dict[str, RollingState] = {}
         """By model."""
-        self._contexts: dict[str, tuple[float, dict[str, int]]] = {}
-        """By model: when it was looked up, and how many tokens run on each instance."""
         self._size = FleetSize(limits.scale)
         self._holds = VersionHolds(limits.retention)
         self._set_aside: set[str] = set()
@@ -132,10 +128,7 @@ class Decisions:
         """Return which version each instance keeps for now that would else follow the newest one."""
         if leader.policy_of(model) != ARRIVAL or not view.drops_cache:
             return {}
-        at, contexts = self._contexts.get(model, (float("-inf"), {}))
-        if now - at >= CONTEXTS_LOOK_S:
-            contexts = {each.runner: sum(leader.context_of(of) for of in each.executing) for each in view.instances}
-            self._contexts[model] = now, contexts
+        contexts = {runner: load.context for runner, load in self._placing_of(model).arrival.loads().items()}
         state = self._rolling.get(model, RollingState())
         found, self._rolling[model] = stay(view, contexts, state, self._limits.rolling, now)
         return found

@@ -68,8 +68,8 @@ class Load(msgspec.Struct):
     """Tokens of its longest response that are to come."""
     busy_s: float = 0.0
     """What all of its responses add to its steps."""
-    prefill_s: float = 0.0
-    """How long the contexts of all would take to be computed anew."""
+    context: float = 0.0
+    """Tokens of all contexts, which would be computed anew elsewhere, or for other weights."""
     as_of: float = 0.0
     due_longest: float = 0.0
     """Tokens of its longest response that is due, which are to come."""
@@ -80,11 +80,10 @@ class Load(msgspec.Struct):
 
     def add(self, work: Work, steps: StepModel, *, is_new: bool = False, is_due: bool = False) -> None:
         """Take one more request; `is_new`: its context is to be computed first."""
-        prefill_s = work.prefill_s(steps)
-        busy_s = work.busy_s(steps) + (prefill_s if is_new else 0.0)
+        busy_s = work.busy_s(steps) + (work.prefill_s(steps) if is_new else 0.0)
         self.longest = max(self.longest, work.most)
         self.busy_s += busy_s
-        self.prefill_s += prefill_s
+        self.context += work.context
         if is_due:
             self.due_longest = max(self.due_longest, work.most)
             self.due_busy_s += busy_s

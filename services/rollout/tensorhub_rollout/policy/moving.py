@@ -142,9 +142,9 @@ class _Pair(NamedTuple):
 
 def _without(load: Load, work: Work, longest: float, steps: StepModel, *, only_due: bool) -> Load:
     """Return a load without a request; `longest`: of the others."""
-    busy_s, prefill_s = work.busy_s(steps), work.prefill_s(steps)
+    busy_s = work.busy_s(steps)
     rest = msgspec.structs.replace(
-        load, busy_s=max(0.0, load.busy_s - busy_s), prefill_s=max(0.0, load.prefill_s - prefill_s)
+        load, busy_s=max(0.0, load.busy_s - busy_s), context=max(0.0, load.context - work.context)
     )
     if only_due:
         rest.due_longest, rest.due_busy_s = longest, max(0.0, load.due_busy_s - busy_s)

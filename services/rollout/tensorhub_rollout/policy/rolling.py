@@ -36,11 +36,11 @@ class RollingState(msgspec.Struct, frozen=True):
 
 
 def stay(
-    view: FleetView, contexts: Mapping[str, int], state: RollingState, limits: RollingLimits, now: float
+    view: FleetView, contexts: Mapping[str, float], state: RollingState, limits: RollingLimits, now: float
 ) -> tuple[dict[str, int], RollingState]:
     """Return which version each instance is to keep that is not to take a newer one; and the state after it.
 
-    `contexts`: how many tokens of what runs on each instance would be computed again.
+    `contexts`: how many tokens of what each instance has would be computed again.
     """
     if not limits.is_on or not view.drops_cache:
         return {}, RollingState()
@@ -50,8 +50,8 @@ def stay(
     left: dict[str, int] = {}
     found: dict[str, int] = {}
     for each in view.instances:
-        context = contexts.get(each.runner, 0)
-        before = state.means.get(each.runner, float(context))
+        context = contexts.get(each.runner, 0.0)
+        before = state.means.get(each.runner, context)
         means[each.runner] = before + weight * (context - before)
         version = each.version
         if version is None or each.is_leaving:

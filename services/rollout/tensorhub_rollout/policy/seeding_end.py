@@ -46,5 +46,6 @@ def others_take_s(others: Iterable[Load], local: Iterable[Load], steps: StepMode
     if not others:
         raise ValueError("there are no other instances, which would take for ever")
     longest = max(each.longest for each in (*others, *local))
-    busy_s = sum(each.busy_s for each in (*others, *local)) + sum(each.prefill_s for each in local)
+    prefill_s = steps.each_s * sum(each.context for each in local)
+    busy_s = sum(each.busy_s for each in (*others, *local)) + prefill_s
     return steps.fixed_s * longest + busy_s / len(others)

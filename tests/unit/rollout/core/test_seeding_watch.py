@@ -22,7 +22,7 @@ def watch(train_s: float = 50.0) -> SeedingWatch:
 
 
 def loads(remote_s: float, local_s: float) -> dict[str, Load]:
-    return {"remote": Load(0.0, remote_s, 1.0), "trainer": Load(0.0, local_s, 2.0)}
+    return {"remote": Load(0.0, remote_s, 1.0 / STEPS.each_s), "trainer": Load(0.0, local_s, 2.0 / STEPS.each_s)}
 
 
 def test_it_is_enough_once_the_others_are_done_before_the_trainer_has_trained() -> None:
