@@ -128,7 +128,7 @@ class Decisions:
         """Return which version each instance keeps for now that would else follow the newest one."""
         if leader.policy_of(model) != ARRIVAL or not view.drops_cache:
             return {}
-        contexts = {runner: load.context for runner, load in self._placing_of(model).arrival.loads().items()}
+        contexts = self._placing_of(model).arrival.contexts()
         state = self._rolling.get(model, RollingState())
         found, self._rolling[model] = stay(view, contexts, state, self._limits.rolling, now)
         return found

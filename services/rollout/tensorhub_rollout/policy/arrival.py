@@ -91,6 +91,10 @@ class Arrival:
         """Return what each instance has to do."""
         return self._fleet.loads()
 
+    def contexts(self) -> Mapping[str, float]:
+        """Return how many tokens each instance would compute again for other weights."""
+        return self._fleet.contexts()
+
     def look(self, view: FleetView, facts: RequestFacts, now: float) -> tuple[Action, ...]:
         """Return what to place, to move and to take back."""
         limits, fleet = self._limits, self._fleet

@@ -178,6 +178,10 @@ class FleetLoads:
         """Return what all have to do now."""
         return {name: self.load(name) for name in self._loads}
 
+    def contexts(self) -> dict[str, float]:
+        """Return how many context tokens all have."""
+        return {name: load.context for name, load in self._loads.items()}
+
     def add(self, name: str, work: Work, *, is_due: bool) -> None:
         """Have an instance make a response from its context on."""
         load, steps = self._loads[name], self.steps[name]

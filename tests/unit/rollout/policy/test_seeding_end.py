@@ -13,7 +13,9 @@ def test_the_others_take_the_longest_response_and_their_share_of_the_rest() -> N
     others = [Load(1000, 20.0, 5.0), Load(4000, 40.0, 7.0)]
     assert others_take_s(others, [], STEPS) == pytest.approx(0.005 * 4000 + 60 / 2)
     # What the trainer's engines have is computed anew, and may be the longest.
-    assert others_take_s(others, [Load(6000, 30.0, 4.0 / STEPS.each_s)], STEPS) == pytest.approx(0.005 * 6000 + (60 + 30 + 4) / 2)
+    assert others_take_s(others, [Load(6000, 30.0, 4.0 / STEPS.each_s)], STEPS) == pytest.approx(
+        0.005 * 6000 + (60 + 30 + 4) / 2
+    )
 
 
 def test_without_others_there_is_no_time() -> None:
