@@ -28,8 +28,8 @@ class AssessmentLimits(msgspec.Struct, frozen=True):
 
     assessed_s: float = 1.0
     """How often an instance is assessed at most."""
-    assessed_max: int = 16
-    """Limit of the requests that one look looks at, in a fleet with no more than 1,024 as many."""
+    assessed_max: int = 8
+    """Limit of the requests that one look looks at, in a fleet with no more than 1,024 times as many."""
     new_max: int = 256
     """The same while instances have never been assessed: a leader that begins knows nothing."""
 
