@@ -70,17 +70,21 @@ def check(responses: list[tensorhub.Response], groups: list[str]) -> set[str]:
     return {run.instance for each in responses for run in each.runs}
 
 
-async def submit_to_both(rollouts: tensorhub.AsyncRollouts, seeding: Seeding, letter: str) -> list[str]:
-    """Submit more than the other instance has room for, and return once the trainer's engine has made a token of it.
-
-    Submitted earlier, all could be done elsewhere before the engine is known.
-    """
+async def submit_once_known(rollouts: tensorhub.AsyncRollouts, letter: str) -> list[str]:
     await until_answer(
         rollouts.status,
         lambda found: any(each.runner == "trainer" and each.state == "serving" for each in found.instances),
         "the trainer's engine is known",
     )
-    groups = await rollouts.submit([Prompt([number + 1], id=f"{letter}{number}") for number in range(16)])
+    return await rollouts.submit([Prompt([number + 1], id=f"{letter}{number}") for number in range(16)])
+
+
+async def submit_to_both(rollouts: tensorhub.AsyncRollouts, seeding: Seeding, letter: str) -> list[str]:
+    """Submit more than the other instance has room for, and return once the trainer's engine has made a token of it.
+
+    Submitted earlier, all could be done elsewhere before the engine is known.
+    """
+    groups = await submit_once_known(rollouts, letter)
     await until(lambda: seeding.tokens > 0, "the trainer's engine makes tokens")
     return groups
 
@@ -144,8 +148,7 @@ async def test_after_an_error_in_the_block_all_is_given_back_at_once(job: Rollou
 
 async def test_an_error_of_the_engine_reaches_the_trainer_and_others_go_on(job: RolloutJob, engine: FakeEngine) -> None:
     rollouts = await attach(job, "broken")
-    groups = await rollouts.submit([Prompt([number + 1], id=f"b{number}") for number in range(8)])
-    step = engine.step
+    groups, step = list[str](), engine.step
 
     def breaks() -> Any:
         if step():
@@ -156,7 +159,7 @@ async def test_an_error_of_the_engine_reaches_the_trainer_and_others_go_on(job: 
 
     async def fails() -> None:
         async with rollouts.seeding(engine, seconds=10 * WAIT_S):
-            pass
+            groups.extend(await submit_once_known(rollouts, "b"))
 
     async with asyncio.timeout(WAIT_S):
         with pytest.raises(ZeroDivisionError, match="of the engine"):

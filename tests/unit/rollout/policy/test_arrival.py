@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_rollout.policy.arrival import Arrival, ArrivalLimits, Held
-from tensorhub_rollout.policy.fleet_loads import RequestFacts
+from tensorhub_rollout.policy.fleet_loads import AssessmentLimits, RequestFacts
 from tensorhub_rollout.policy.lengths import Knowledge, LengthEstimate
 from tensorhub_rollout.policy.moving import MoveLimits
 from tensorhub_rollout.policy.plateau import StepModel
@@ -187,7 +187,9 @@ def test_with_the_term_off_nothing_waits_and_nothing_goes_where_it_may_not_run()
 
 def test_a_request_waits_no_longer_than_the_bound() -> None:
     seen = view(8, instance("a", version=2), arriving("b", 0.05), newest=2)
-    known, policy = facts(dict.fromkeys(range(8), 200)), Arrival(LIMITS)
+    # What is on a is looked at whole, however long ago that was.
+    policy = Arrival(ArrivalLimits(assessments=AssessmentLimits(assessed_max=64)))
+    known = facts(dict.fromkeys(range(8), 200))
     actions = policy.look(seen, known, 0.0)
     left = tuple(each for each in range(8) if of(each) not in {action.request for action in actions})
     assert left
