@@ -33,7 +33,6 @@ def _systems(finding: Finding) -> Table:
     table = Table(box=box.SIMPLE)
     heads = (
         "tokens/s",
-        "factor",
         "from step 2",
         "factor",
         "tokens/cost",
@@ -50,7 +49,6 @@ def _systems(finding: Finding) -> Table:
         table.add_row(
             system,
             _spread([each.tokens_per_s for each in found], "{:,.0f}"),
-            _spread(_over(found, base, lambda each: each.tokens_per_s), "{:.2f}"),
             _spread([each.later_tokens_per_s for each in found], "{:,.0f}"),
             _spread(_over(found, base, lambda each: each.later_tokens_per_s), "{:.2f}"),
             _spread(_over(found, base, lambda each: each.tokens_per_cost), "{:.2f}") if found[0].cost else "-",
