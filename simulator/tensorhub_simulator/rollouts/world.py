@@ -612,6 +612,8 @@ class RolloutWorld:
         request = leader.requests[of]
         if request.age_max is None or request.restarts or of in self.pinned:
             return
+        if not effect.runs:
+            return
         oldest = min(run.version for run in effect.runs)
         newer = sum(each > oldest for each in leader.versions[MODEL].published)
         assert newer <= request.age_max, f"{of} ends on version {oldest}, and {newer} newer ones are published"
