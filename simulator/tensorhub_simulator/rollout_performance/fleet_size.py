@@ -21,7 +21,7 @@ class FleetSize:
         self._scenario = scenario
         self._ended_at = 0.0
         self._settled_in = 0
-        """So many steps were begun with another number."""
+        """How many steps were begun with another number."""
 
     def step_ended(self, step: StepProgress, training_s: float) -> None:
         """Take how long a step's responses and its training took, in seconds; decide on one more or one less."""

@@ -36,7 +36,7 @@ class Round(StepProgress):
 
     prompts: list[str] = field(default_factory=list)
     group_size: int = 1
-    """So many responses are asked for to each prompt."""
+    """How many responses are asked for to each prompt."""
     is_long: bool = False
     made: dict[int, list[tuple[RequestId, int, float]]] = field(default_factory=dict)
     """By group: what is whole."""
@@ -83,7 +83,7 @@ class RoundsRun(JobRun):
         """Begin."""
         self._deferred = deque[str]()
         self._drawn = 0
-        """So many prompts were begun with."""
+        """How many prompts it began with."""
         self.long_rounds = 0
         self._known: dict[str, list[float]] = {}
         """The log lengths of each prompt's responses that were trained."""

@@ -580,7 +580,7 @@ class RolloutWorld:
             case LoadPrefix(request=of):
                 self._later(manager, 0.002, lambda: self._load_prefix(manager, of))
             case StoreEnd(ended=ended):
-                # One that kills engines fails for that, whoever has its version.
+                # One that kills engines fails for that, also where an instance has its version.
                 is_killer = ended.request in self.poisoned and "made no token" in (ended.error or "")
                 if ended.reason == "failed" and not is_killer:
                     self._check_gone(manager, ended.request)

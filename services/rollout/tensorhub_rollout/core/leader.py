@@ -126,7 +126,7 @@ class LeaderLimits(msgspec.Struct, frozen=True):
 
 
 STAYS_BEHIND_MAX: Final = 3
-"""An instance that stays on its version lacks at most so many newer ones, whatever a trainer's rule allows."""
+"""Limit of the newer versions that an instance lacks which stays on its own, also where a rule allows more."""
 
 ENDED_MAX: Final = 4096
 """Limit of the requests that have ended and are not done of which the attempts are remembered, the latest."""

@@ -106,7 +106,7 @@ class HubHold(msgspec.Struct, frozen=True):
     copied: frozenset[int] = frozenset()
     """Those of which the hub has a copy."""
     coming: frozenset[int] = frozenset()
-    """Those of which a copy is being read: whoever had them may be gone for others already."""
+    """Those of which a copy is being read: the holder that it is read from may be gone for others already."""
 
 
 class VersionsSeen(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ class RollingLimits(msgspec.Struct, frozen=True):
     small_share: float = 0.5
     """An instance goes on where what it would compute again is at most this share of its mean."""
     mean_s: float = 30.0
-    """Over about so many seconds the mean is taken."""
+    """The mean is of about this time."""
 
 
 class RollingState(msgspec.Struct, frozen=True):
