@@ -171,11 +171,9 @@ class Decisions:
         self._size.learnt(model, consumer, state.remote_max, now)
         watch = self._seeding.setdefault(model, SeedingWatch())
         if question.state is None or state.version > question.state.version:
-            meter = leader.meter(model)
-            is_steady = meter.last is not None and meter.last.is_steady
-            # What came since is of the next step.
-            last_token_at = min(meter.last_token_at, now if meter.began_at is None else meter.began_at)
-            watch.learnt(state.train_s, last_token_at, is_steady=is_steady)
+            step = leader.meter(model).last
+            is_steady = step is not None and step.is_steady
+            watch.learnt(state.train_s, 0.0 if step is None else step.last_token_at, is_steady=is_steady)
         return replace(answer, is_watched=self._watches_seeding(leader, model))
 
     def _watches_seeding(self, leader: Leader, model: str) -> bool:

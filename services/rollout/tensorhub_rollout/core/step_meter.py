@@ -15,6 +15,8 @@ class RemoteStep:
     whole_s: float
     remote_s: float
     """From its beginning to the last token of a remote instance."""
+    last_token_at: float
+    """When its last token of a remote instance came."""
     instances: int
     """Remote ones, at its end."""
     is_steady: bool
@@ -52,5 +54,7 @@ class StepMeter:
         """End the step: a version was published. The next one begins."""
         if self.began_at is not None:
             remote_s = max(0.0, self.last_token_at - self.began_at)
-            self.last = RemoteStep(version, now - self.began_at, remote_s, self.instances, self._is_steady)
+            self.last = RemoteStep(
+                version, now - self.began_at, remote_s, self.last_token_at, self.instances, self._is_steady
+            )
         self.began_at, self._is_steady = now, True

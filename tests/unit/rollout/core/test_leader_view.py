@@ -16,7 +16,7 @@ from tensorhub_common.protocol.rollout.entries import (
 )
 from tensorhub_common.protocol.rollout.messages import PublishedVersions, Report, RunnerHeartbeat, Sampling, VersionRule
 from tensorhub_rollout.core.fold import fold
-from tensorhub_rollout.core.leader import Leader, LeaderLimits
+from tensorhub_rollout.core.leader import STAYS_BEHIND_MAX, Leader, LeaderLimits
 from tensorhub_rollout.core.leader_events import (
     AnswerHeartbeat,
     EndSeeding,
@@ -202,3 +202,28 @@ def test_a_strict_rule_of_before_keeps_no_laxer_one_from_beginning(how: str) -> 
         outcome = fold(job.state, job.seq, End(1, (ended,), Payload("c" * 64, 1))).outcome
         job.leader.handle(EntryFolded(outcome), 2.2)
     assert job.instance().may_start
+
+
+def test_an_instance_may_stay_on_its_version_while_it_lacks_few_newer_ones_whatever_its_rule_allows() -> None:
+    job = Job()
+    of = job.submit(1.0)
+    job.leader.handle(Place(of, RUNNER), 1.0)
+    job.leader.handle(PromptLoaded(of, b"", Sampling(4, 1), VersionRule(staleness=9)), 1.0)
+    found = [job.instance().may_stay]
+    for newest in range(2, 7):
+        job.publish(newest, float(newest))
+        found.append(job.instance().may_stay)
+    assert found == [lacks <= STAYS_BEHIND_MAX for lacks in range(6)]
+    assert job.instance().may_start, "a request may begin all the same"
+
+
+def test_what_came_after_a_step_is_none_of_its_tokens() -> None:
+    """With responses submitted ahead tokens never cease: the last one of the step that has ended is kept."""
+    job = Job()
+    meter = job.leader.meter(MODEL)
+    for at, version in ((10.0, 2), (20.0, 3)):
+        meter.last_token_at = at - 1
+        job.publish(version, at)
+    meter.last_token_at = 21.0
+    assert meter.last is not None
+    assert (meter.last.last_token_at, meter.last.remote_s) == (19.0, 9.0)

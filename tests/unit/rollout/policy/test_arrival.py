@@ -377,3 +377,30 @@ def test_what_is_for_one_version_alone_is_placed_though_all_else_has_to_wait() -
         newest=2,
     )
     assert placed(seen, facts({})) == {2: "old"}
+
+
+def test_what_is_held_is_looked_at_again_only_once_something_has_changed() -> None:
+    asked: list[int] = []
+    known = facts(dict.fromkeys(range(9), 200))
+
+    def counted(request: RequestId) -> LengthEstimate:
+        asked.append(request.index)
+        return known.estimate(request)
+
+    counting = RequestFacts(known.steps, counted, known.context, known.priority, known.is_due)
+    waiting, policy = (3, 5, 7), Arrival(LIMITS)
+    here, comes = instance("a", slots=60, pending=tuple(map(of, range(100, 114))), version=2), arriving("b", 0.05)
+    policy.look(view(waiting, here, comes, newest=2), counting, 0.0)
+    assert policy.held
+    asked.clear()
+    held = {each.index for each in policy.held}
+    left = tuple(sorted(held))
+    policy.look(view(left, here, comes, newest=2), counting, 0.02)
+    assert not held & {*asked}, "nothing has come, and no instance has become ready"
+    assert {each.index for each in policy.held} == held
+    # Another request comes: all of them are compared again.
+    policy.look(view((*left, 8), here, comes, newest=2), counting, 0.04)
+    assert {*held, 8} <= {*asked}
+    # And once the version is there they begin at once.
+    actions = policy.look(view(left, here, instance("b", version=2), newest=2), counting, 0.06)
+    assert {each.request.index for each in actions if isinstance(each, PlaceAction)} == held

@@ -1,12 +1,14 @@
 """RLBoost's Algorithm 2: cases by hand, and what no view may lead to."""
 
+from collections.abc import Iterator
 from itertools import count
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tensorhub_common.protocol.rollout.entries import RequestId
-from tensorhub_rollout.policy.balancing import PLACED_MAX, BalancingLimits, balance
+from tensorhub_rollout.policy.balancing import LOOKED_AT_MAX, PLACED_MAX, BalancingLimits, balance
 from tensorhub_rollout.policy.view import FleetView, InstanceView, MoveAction, PlaceAction
 
 LIMITS = BalancingLimits(pending_max=3)
@@ -166,3 +168,22 @@ def test_no_view_leads_to_what_the_rules_do_not_name(
     moved_or_placed = bool(actions)
     room = any(each.takes_more and len(each.pending) < pending_max for each in view.instances)
     assert moved_or_placed or not (view.waiting and room), "an instance with room takes what waits"
+
+
+def test_a_look_goes_through_no_more_of_what_waits_than_its_limit() -> None:
+    seen = 0
+
+    class Counted(list[RequestId]):
+        def __iter__(self) -> Iterator[RequestId]:
+            nonlocal seen
+            for each in super().__iter__():
+                seen += 1
+                yield each
+
+    # All are for one version alone, whose only instance is full.
+    requests = Counted(RequestId(3, index) for index in range(2 * LOOKED_AT_MAX))
+    full = replace(instance("old", pending=LIMITS.pending_max), version=1, version_wanted=1)
+    view = FleetView(requests, (full,), 1, pinned=dict.fromkeys(tuple(requests), 1), newest=2)
+    seen = 0
+    assert balance(view, LIMITS, {}) == ()
+    assert seen <= LOOKED_AT_MAX + 1

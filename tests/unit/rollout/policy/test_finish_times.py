@@ -107,3 +107,15 @@ def test_each_request_that_is_not_due_makes_the_steps_of_those_longer_that_are()
         load.add(Work(900, 810_000, 900, 200), STEPS)
     # 100 steps, each longer by three requests of 200 tokens.
     assert load.due_s(STEPS) - alone_s == pytest.approx(100 * 3 * (2e-5 + 3e-8 * 200))
+
+
+def test_what_is_done_meanwhile_is_taken_off_of_all_and_of_what_is_due() -> None:
+    load = Load(as_of=1.0)
+    load.add(Work(100, 10_000, 100, 0), STEPS, is_due=True)
+    load.add(Work(400, 160_000, 400, 0), STEPS)
+    finish_s, due_s = load.finish_s(STEPS), load.due_s(STEPS)
+    load.advance(STEPS, 1.0 + due_s / 2)
+    assert load.finish_s(STEPS) == pytest.approx(finish_s - due_s / 2)
+    assert load.due_s(STEPS) == pytest.approx(due_s / 2)
+    load.advance(STEPS, 1.0)
+    assert load.due_s(STEPS) == pytest.approx(due_s / 2), "a clock that goes back gives nothing back"
