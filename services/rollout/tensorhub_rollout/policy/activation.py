@@ -40,7 +40,9 @@ def decide(
     stays = stays or {}
     able = [each for each in view.instances if each.keeps_versions and not each.is_leaving]
     wishes = _wishes(view, able)
-    holding = {"newest" if each.runner in stays else each.version_wanted for each in able}
+    # One that stays follows the newest version in the end, and has its own until then.
+    holding: set[Wish | None] = {each.version_wanted for each in able}
+    holding |= {"newest"} if any(each.runner in stays for each in able) else set()
     chosen = _chosen(wishes, holding, turns, limits, now, len(able), view.kept)
     followers: dict[str, Wish] = {each.runner: stays.get(each.runner, "newest") for each in able}
     wanted = followers | _assigned(view, able, _seats(view, chosen, len(able)))

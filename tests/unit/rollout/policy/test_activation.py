@@ -84,6 +84,13 @@ def test_one_instance_takes_turns_and_stays_where_its_version_would_be_lost() ->
     assert decide(not_kept, turns, LIMITS, 10.0)[0] == ()
 
 
+def test_the_last_one_that_has_a_version_keeps_it_though_it_only_stayed_there_to_save_its_cache() -> None:
+    """Requests come that are for its version alone, while another version has waited for its turn for longer."""
+    view = fleet(instance("a", 3, 3), demand={3: 1, 4: 1}, kept=frozenset({4}))
+    actions, _ = decide(view, Turns({3: 5.0}), LIMITS, 6.0, {"a": 3})
+    assert actions == ()
+
+
 def test_where_the_newest_version_is_kept_for_some_the_others_run_there_too() -> None:
     assert decided(fleet(instance("a", 5), demand={5: 1, None: 9})) == {"a": 5}
 
