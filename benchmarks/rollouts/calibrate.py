@@ -42,6 +42,13 @@ class SimulatedJob(JobRun):
         for number in range(workload.runners):
             self._start(f"runner-{number}", is_local=False)
 
+    def _begin_step(self) -> None:
+        """Begin once all machines serve, as a real job does."""
+        if not self._steps and len(self._leader.instances) < len(self._machines):
+            self._agenda.after(LOOK_S, self._begin_step)
+            return
+        super()._begin_step()
+
     def _train(self) -> None:
         super()._train()
         taken = sum(each.submitted - len(each.open) - len(each.ready) for each in self._submitted)
@@ -113,7 +120,7 @@ def simulated(workload: Workload, took: Took) -> Pair:
         len(took.kills),
         is_paced,
         took,
-        report.tokens_per_s,
+        report.tokens / sum(report.step_s),
         report.step_s,
         report.made / report.tokens - 1,
     )

@@ -83,6 +83,8 @@ class DrawnEngine(CountedEngine):
         """Leave an attempt."""
         super().stop(attempt)
         self._contexts.pop(attempt, None)
+        if not self._engine.has_work:
+            self._last = None  # A trainer's engine that has been told to give all away: no step follows the last one.
 
     def step(self) -> tuple[StepTokens, ...]:
         """Make one step, and wait until it has taken what it is to take."""
