@@ -26,6 +26,8 @@ class MoveLimits(msgspec.Struct, frozen=True):
     """A request that has moved stays for so long: lengths are guesses, and each guess might move it again."""
     gap_s_min: float = 1.0
     """A request moves only from an instance that is done so much later than another one."""
+    gap_share_min: float = 0.2
+    """And later by this share of its own time: how long responses will be is not known better."""
     price_factor: float = 2.0
     """And only where both are done sooner for it by this multiple of what its context takes to be computed again."""
 
@@ -61,7 +63,8 @@ def moves(
                 each.runner,
             ),
         )
-        if source is target or done_s[source.runner] - done_s[target.runner] < limits.gap_s_min:
+        gap_s_min = max(limits.gap_s_min, limits.gap_share_min * done_s[source.runner])
+        if source is target or done_s[source.runner] - done_s[target.runner] < gap_s_min:
             break
         gone = settling | {each.request for each in actions}
         there = [
