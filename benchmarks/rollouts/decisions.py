@@ -51,7 +51,6 @@ from tensorhub_common.protocol.rollout.messages import (
     VersionRule,
     attempt_key,
 )
-from tensorhub_rollout.core import fold as folding
 from tensorhub_rollout.core.decisions import Decisions, PolicyLimits
 from tensorhub_rollout.core.leader import Leader, LeaderLimits
 from tensorhub_rollout.core.leader_events import (
@@ -63,8 +62,9 @@ from tensorhub_rollout.core.leader_events import (
     ReportCame,
     VersionsSeen,
 )
-from tensorhub_rollout.core.outcomes import Submitted
-from tensorhub_rollout.core.state import RolloutState
+from tensorhub_rollout.log import fold as folding
+from tensorhub_rollout.log.outcomes import Submitted
+from tensorhub_rollout.log.state import RolloutState
 
 LOG: Final = "log"
 MODEL: Final = "policy"

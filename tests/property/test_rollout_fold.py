@@ -24,9 +24,9 @@ from tensorhub_common.protocol.rollout.entries import (
     Submit,
     TokensKept,
 )
-from tensorhub_rollout.core.fold import fold
-from tensorhub_rollout.core.outcomes import Acknowledged, Attached, Cancelled, Ended, Refused, Submitted
-from tensorhub_rollout.core.state import RolloutState, decode_state, encode_state
+from tensorhub_rollout.log.fold import fold
+from tensorhub_rollout.log.outcomes import Acknowledged, Attached, Cancelled, Ended, Refused, Submitted
+from tensorhub_rollout.log.state import RolloutState, decode_state, encode_state
 
 SMALL = st.integers(0, 3)
 PAYLOADS = st.integers(0, 5).map(lambda number: Payload(sha256(b"%d" % number).hexdigest(), number + 1))

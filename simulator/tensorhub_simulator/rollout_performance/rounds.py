@@ -21,8 +21,8 @@ from statistics import fmean
 
 from tensorhub_common.protocol.rollout.entries import Cancel, Done, GroupSubmitted, RequestId, Submit
 from tensorhub_common.protocol.rollout.messages import TOKEN_BYTES
-from tensorhub_rollout.core.fold import GROUPS_MAX
-from tensorhub_rollout.core.outcomes import Cancelled, Outcome
+from tensorhub_rollout.log.fold import GROUPS_MAX
+from tensorhub_rollout.log.outcomes import Cancelled, Outcome
 from tensorhub_simulator.rollout_performance.config import Scenario, System
 from tensorhub_simulator.rollout_performance.draws import prompt_of, response_length
 from tensorhub_simulator.rollout_performance.job import JobRun

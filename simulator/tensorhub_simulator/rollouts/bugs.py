@@ -25,7 +25,6 @@ from tensorhub_common.protocol.rollout.messages import (
 )
 from tensorhub_common.protocol.rollout.questions import ReadyAnswer
 from tensorhub_rollout.core import checkpoints, version_holds
-from tensorhub_rollout.core import fold as fold_module
 from tensorhub_rollout.core import leader as leader_module
 from tensorhub_rollout.core.admission import Admission, GroupId
 from tensorhub_rollout.core.fleet import Fleet
@@ -39,6 +38,7 @@ from tensorhub_rollout.core.leader_events import (
 from tensorhub_rollout.core.pinned_requests import why_gone
 from tensorhub_rollout.core.placements import Instance, Placement
 from tensorhub_rollout.core.responses import Response
+from tensorhub_rollout.log import fold as fold_module
 from tensorhub_rollout.policy import activation, balancing, retention
 from tensorhub_rollout.policy.balancing import BalancingLimits
 from tensorhub_rollout.policy.view import InstanceView

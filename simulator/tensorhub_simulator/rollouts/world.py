@@ -47,7 +47,6 @@ from tensorhub_common.protocol.rollout.payloads import SubmittedPrompt, Submitte
 from tensorhub_common.protocol.rollout.questions import EndedRequest, ReadyQuestion
 from tensorhub_rollout.core.answers import answer_ready
 from tensorhub_rollout.core.decisions import Decisions, Engines, PolicyLimits
-from tensorhub_rollout.core.fold import fold
 from tensorhub_rollout.core.leader import Leader, LeaderLimits
 from tensorhub_rollout.core.leader_events import (
     AbortAnswered,
@@ -76,7 +75,9 @@ from tensorhub_rollout.core.leader_events import (
     VersionsSeen,
     Withdraw,
 )
-from tensorhub_rollout.core.outcomes import (
+from tensorhub_rollout.core.version_holds import HoldWord
+from tensorhub_rollout.log.fold import fold
+from tensorhub_rollout.log.outcomes import (
     Acknowledged,
     Attached,
     Cancelled,
@@ -87,8 +88,7 @@ from tensorhub_rollout.core.outcomes import (
     Refused,
     Submitted,
 )
-from tensorhub_rollout.core.state import RolloutState, decode_state, encode_state
-from tensorhub_rollout.core.version_holds import HoldWord
+from tensorhub_rollout.log.state import RolloutState, decode_state, encode_state
 from tensorhub_rollout.policy.activation import ActivationLimits
 from tensorhub_rollout.policy.placing import ARRIVAL
 from tensorhub_rollout.policy.plateau import StepModel

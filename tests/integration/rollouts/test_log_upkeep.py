@@ -14,12 +14,12 @@ from tensorhub_common.jetstream.payload_store import PayloadStore
 from tensorhub_common.jetstream.rollout_log import RolloutLog, open_rollout_log
 from tensorhub_common.protocol.rollout.entries import AnyEntry, Attach, GroupSubmitted, Lead, Payload, SdkSender, Submit
 from tensorhub_common.protocol.subjects import payload_stream, rollout_snapshot
-from tensorhub_rollout.core.fold import fold
-from tensorhub_rollout.core.state import RolloutState, encode_state
 from tensorhub_rollout.jobs import payload_removal
 from tensorhub_rollout.jobs.payload_reader import PayloadReader
 from tensorhub_rollout.jobs.payload_removal import PayloadRemoval
 from tensorhub_rollout.jobs.snapshots import RolloutSnapshots, SnapshotMaker
+from tensorhub_rollout.log.fold import fold
+from tensorhub_rollout.log.state import RolloutState, encode_state
 
 
 class Folded:

@@ -35,7 +35,6 @@ from tensorhub_common.protocol.rollout.messages import (
     VersionRule,
     attempt_key,
 )
-from tensorhub_rollout.core.fold import fold
 from tensorhub_rollout.core.leader import Leader, LeaderLimits
 from tensorhub_rollout.core.leader_events import (
     AssignAnswered,
@@ -46,9 +45,10 @@ from tensorhub_rollout.core.leader_events import (
     ReportCame,
     VersionsSeen,
 )
-from tensorhub_rollout.core.outcomes import Outcome
 from tensorhub_rollout.core.response_story import spans_of, story_of
-from tensorhub_rollout.core.state import RolloutState
+from tensorhub_rollout.log.fold import fold
+from tensorhub_rollout.log.outcomes import Outcome
+from tensorhub_rollout.log.state import RolloutState
 
 REQUEST = RequestId(3, 1)
 ROOT, CAUSE = place_at(0xAAAA, 0xA1), place_at(0xBBBB, 0xB1)

@@ -1,8 +1,7 @@
-"""What a rollout manager decides: the fold of a job's rollouts and its states. Pure.
+"""What a rollout manager decides while it leads: where requests go, what of their tokens counts, how they end. Pure.
 
 `app` imports it, and the simulator drives it.
 
-Seams: `answers`, `decisions`, `fold`, `leader`, `leader_events`, `lengths`,
-`outcomes`, `response_story`, `seeding_watch`, `state`, `transitions`, `version_arrivals`, `version_holds`,
-`waiting`, `why`.
+Seams: `answers`, `decisions`, `leader`, `leader_events`, `lengths`, `response_story`, `seeding_watch`,
+`version_arrivals`, `version_holds`, `waiting`, `why`.
 """

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from tensorhub_common.protocol.rollout.messages import TOKEN_BYTES
-from tensorhub_rollout.core.state import Group, RolloutState
+from tensorhub_rollout.log.state import Group, RolloutState
 
 GroupId = tuple[int, int]
 """A group, as (submission, index of the group)."""

@@ -20,9 +20,9 @@ from tensorhub_common.protocol.rollout.questions import (
     SeedingAnswer,
     SeedingQuestion,
 )
-from tensorhub_rollout.core.outcomes import Attached, Outcome, Refused, Repeated, Submitted
-from tensorhub_rollout.core.state import Consumer, RolloutState
 from tensorhub_rollout.core.step_meter import StepMeter
+from tensorhub_rollout.log.outcomes import Attached, Outcome, Refused, Repeated, Submitted
+from tensorhub_rollout.log.state import Consumer, RolloutState
 from tensorhub_rollout.policy.seeding import SeedingSettings, StepTimes, after_step, first
 
 LOCAL_ENGINES: Final = 1

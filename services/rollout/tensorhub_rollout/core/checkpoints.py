@@ -3,10 +3,9 @@
 from tensorhub_common.protocol.rollout.entries import TokensKept
 from tensorhub_common.protocol.rollout.messages import TOKEN_BYTES
 from tensorhub_rollout.core.leader_events import StoreTokens
-from tensorhub_rollout.core.placements import Placement
+from tensorhub_rollout.core.placements import AttemptState, Placement
 from tensorhub_rollout.core.responses import Response
-from tensorhub_rollout.core.state import Request
-from tensorhub_rollout.core.transitions import AttemptState
+from tensorhub_rollout.log.state import Request
 
 
 def checkpoint(placement: Placement, response: Response | None, stored: Request | None) -> StoreTokens | None:

@@ -19,8 +19,8 @@ from tensorhub_rollout.core.fleet_size import FleetSize
 from tensorhub_rollout.core.leader import Leader
 from tensorhub_rollout.core.leader_events import EndSeeding, Place, Want, Withdraw
 from tensorhub_rollout.core.seeding_watch import SeedingWatch
-from tensorhub_rollout.core.state import ANY_SITE
 from tensorhub_rollout.core.version_holds import HoldWord, VersionHolds
+from tensorhub_rollout.log.state import ANY_SITE
 from tensorhub_rollout.policy.activation import ActivationLimits, Turns, decide
 from tensorhub_rollout.policy.arrival import Held
 from tensorhub_rollout.policy.fleet_loads import RequestFacts

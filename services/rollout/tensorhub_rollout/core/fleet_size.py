@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from tensorhub_rollout.core.leader import Leader
-from tensorhub_rollout.core.state import WishedInstances
+from tensorhub_rollout.log.state import WishedInstances
 from tensorhub_rollout.policy.scale import Peak, ScaleLimits, ScaleState, ScaleWish, wish
 
 SCALE_LOOK_S: Final = 1.0

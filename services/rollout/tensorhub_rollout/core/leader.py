@@ -78,15 +78,22 @@ from tensorhub_rollout.core.leader_events import (
     Withdraw,
 )
 from tensorhub_rollout.core.lengths import ResponseLengths
-from tensorhub_rollout.core.outcomes import Acknowledged, Attached, Cancelled, Ended, Submitted
 from tensorhub_rollout.core.pinned_requests import PinnedRequests, why_gone
-from tensorhub_rollout.core.placements import Instance, OpenRequest, PastAttempt, Placement
+from tensorhub_rollout.core.placements import (
+    AttemptState,
+    AttemptTransition,
+    Instance,
+    OpenRequest,
+    PastAttempt,
+    Placement,
+)
 from tensorhub_rollout.core.responses import Response, TokensDiffer
-from tensorhub_rollout.core.state import RolloutState
 from tensorhub_rollout.core.step_meter import StepMeter
-from tensorhub_rollout.core.transitions import AttemptState, AttemptTransition, RequestState
 from tensorhub_rollout.core.version_arrivals import VersionArrivals
 from tensorhub_rollout.core.waiting import WaitingQueue
+from tensorhub_rollout.log.outcomes import Acknowledged, Attached, Cancelled, Ended, Submitted
+from tensorhub_rollout.log.state import RolloutState
+from tensorhub_rollout.log.transitions import RequestState
 from tensorhub_rollout.policy.plateau import fitted
 from tensorhub_rollout.policy.view import FleetView, InstanceView
 

@@ -22,7 +22,7 @@ from tensorhub_common.protocol.rollout.messages import (
     TokenRun,
     VersionRule,
 )
-from tensorhub_rollout.core.outcomes import Outcome
+from tensorhub_rollout.log.outcomes import Outcome
 
 
 class EntryFolded(msgspec.Struct, frozen=True):

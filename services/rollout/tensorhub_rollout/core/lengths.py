@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from tensorhub_common.protocol.rollout.entries import RequestId
-from tensorhub_rollout.core.state import Group, RolloutState
+from tensorhub_rollout.log.state import Group, RolloutState
 from tensorhub_rollout.policy.lengths import GroupEstimate, LengthEstimate, LengthLimits, LengthModel
 from tensorhub_rollout.policy.prompt_lengths import PromptLengths
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Final, Literal
 
 from tensorhub_common.catalog.transitions import transition
@@ -10,12 +11,59 @@ from tensorhub_common.protocol.rollout.entries import Attempt, RequestEnded, Req
 from tensorhub_common.protocol.rollout.messages import Finished, FinishReason
 from tensorhub_rollout.core.leader_counts import DiscardReason
 from tensorhub_rollout.core.responses import Response
-from tensorhub_rollout.core.transitions import ATTEMPT_TRANSITIONS, AttemptState, AttemptTransition
 from tensorhub_rollout.policy.plateau import StepModel, StepSums
 from tensorhub_rollout.policy.view import InstanceView
 
 PAST_ATTEMPTS_MAX: Final = 16
 """Limit of the attempts that are over and are told of a response, the latest."""
+
+
+class AttemptState(StrEnum):
+    """How far an attempt is, as the leader knows it."""
+
+    PREPARED = "prepared"
+    ASSIGNED = "assigned"
+    HELD = "held"
+    STOPPING = "stopping"
+    COMPLETE = "complete"
+    OVER = "over"
+
+
+class AttemptTransition(StrEnum):
+    """What happens to an attempt."""
+
+    LOADED = "loaded"
+    CONFIRMED = "confirmed"
+    ADOPTED = "adopted"
+    REFUSED = "refused"
+    WITHDRAWN = "withdrawn"
+    STOPPED = "stopped"
+    COMPLETED = "completed"
+    LOST = "lost"
+    CLOSED = "closed"
+
+
+ATTEMPT_TRANSITIONS: Final = {
+    (AttemptState.PREPARED, AttemptTransition.LOADED): AttemptState.ASSIGNED,
+    (AttemptState.PREPARED, AttemptTransition.ADOPTED): AttemptState.HELD,
+    (AttemptState.PREPARED, AttemptTransition.LOST): AttemptState.OVER,
+    (AttemptState.PREPARED, AttemptTransition.CLOSED): AttemptState.OVER,
+    (AttemptState.ASSIGNED, AttemptTransition.CONFIRMED): AttemptState.HELD,
+    (AttemptState.ASSIGNED, AttemptTransition.REFUSED): AttemptState.OVER,
+    (AttemptState.ASSIGNED, AttemptTransition.WITHDRAWN): AttemptState.STOPPING,
+    (AttemptState.ASSIGNED, AttemptTransition.LOST): AttemptState.OVER,
+    (AttemptState.ASSIGNED, AttemptTransition.CLOSED): AttemptState.OVER,
+    (AttemptState.HELD, AttemptTransition.WITHDRAWN): AttemptState.STOPPING,
+    (AttemptState.HELD, AttemptTransition.COMPLETED): AttemptState.COMPLETE,
+    (AttemptState.HELD, AttemptTransition.LOST): AttemptState.OVER,
+    (AttemptState.HELD, AttemptTransition.CLOSED): AttemptState.OVER,
+    (AttemptState.STOPPING, AttemptTransition.STOPPED): AttemptState.OVER,
+    (AttemptState.STOPPING, AttemptTransition.COMPLETED): AttemptState.COMPLETE,
+    (AttemptState.STOPPING, AttemptTransition.LOST): AttemptState.OVER,
+    (AttemptState.STOPPING, AttemptTransition.CLOSED): AttemptState.OVER,
+    (AttemptState.COMPLETE, AttemptTransition.CLOSED): AttemptState.OVER,
+}
+"""docs/design/rollouts/states.md is made of this table."""
 
 
 @dataclass(slots=True, eq=False)

@@ -10,7 +10,7 @@ from tensorhub_common.protocol.rollout.questions import (
 )
 from tensorhub_rollout.core.leader import Leader
 from tensorhub_rollout.core.placements import Instance
-from tensorhub_rollout.core.state import ANY_SITE
+from tensorhub_rollout.log.state import ANY_SITE
 
 
 def status_of(leader: Leader) -> RolloutStatus:

@@ -25,10 +25,9 @@ from tensorhub_common.protocol.rollout.questions import (
     WhyQuestion,
 )
 from tensorhub_rollout.core.leader import Leader
-from tensorhub_rollout.core.placements import OpenRequest, PastAttempt, Placement
+from tensorhub_rollout.core.placements import AttemptState, OpenRequest, PastAttempt, Placement
 from tensorhub_rollout.core.response_story import end_of
-from tensorhub_rollout.core.state import Group, RolloutState, StoredEnd
-from tensorhub_rollout.core.transitions import AttemptState
+from tensorhub_rollout.log.state import Group, RolloutState, StoredEnd
 from tensorhub_rollout.policy.arrival import Held
 from tensorhub_rollout.policy.view import FleetView, InstanceView
 

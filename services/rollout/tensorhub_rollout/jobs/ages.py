@@ -13,7 +13,7 @@ from tensorhub_common.observability.metrics import METER, recorder
 from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_common.protocol.rollout.messages import PublishedVersions
 from tensorhub_rollout.core.leader import Leader
-from tensorhub_rollout.core.outcomes import Acknowledged, Ended, Outcome
+from tensorhub_rollout.log.outcomes import Acknowledged, Ended, Outcome
 
 AGE_MAX: Final = 16
 """Tokens that are older are counted with those of this age."""

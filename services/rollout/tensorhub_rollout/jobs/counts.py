@@ -8,8 +8,8 @@ from collections import Counter
 from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_rollout.core.leader import Leader
 from tensorhub_rollout.core.leader_counts import DiscardReason
-from tensorhub_rollout.core.outcomes import Cancelled, Ended, Outcome
-from tensorhub_rollout.core.state import RolloutState
+from tensorhub_rollout.log.outcomes import Cancelled, Ended, Outcome
+from tensorhub_rollout.log.state import RolloutState
 
 
 class RolloutCounts:

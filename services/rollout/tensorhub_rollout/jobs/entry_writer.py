@@ -18,8 +18,8 @@ from tensorhub_common.observability.logs import logger
 from tensorhub_common.protocol.rollout.entries import Checkpoint, End, LeaderEntry, Payload, RequestId, Scale
 from tensorhub_common.protocol.rollout.payloads import StoredTokens
 from tensorhub_rollout.core.leader_events import StoreEnd, StoreTokens
-from tensorhub_rollout.core.state import ANY_SITE
 from tensorhub_rollout.jobs.payload_reader import PayloadReader
+from tensorhub_rollout.log.state import ANY_SITE
 
 PARTS_MAX: Final = 256
 """Limit of the ends, or parts of a checkpoint, in one entry."""

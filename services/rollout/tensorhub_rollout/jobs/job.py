@@ -46,7 +46,6 @@ from tensorhub_common.protocol.subjects import command_subject
 from tensorhub_common.runtime.supervision import Supervisor, log_only
 from tensorhub_rollout.core.answers import answer_outcome, answer_ready, has_ready, newest_of
 from tensorhub_rollout.core.decisions import Decisions, PolicyLimits
-from tensorhub_rollout.core.fold import fold
 from tensorhub_rollout.core.leader import Leader, LeaderLimits
 from tensorhub_rollout.core.leader_events import (
     AbortAnswered,
@@ -67,8 +66,6 @@ from tensorhub_rollout.core.leader_events import (
     StoringFailed,
     VersionsSeen,
 )
-from tensorhub_rollout.core.outcomes import Leads, Outcome
-from tensorhub_rollout.core.state import RolloutState
 from tensorhub_rollout.core.status import status_of
 from tensorhub_rollout.core.version_holds import HOLDER, HoldWord
 from tensorhub_rollout.core.why import why_of
@@ -81,6 +78,9 @@ from tensorhub_rollout.jobs.published_versions import VersionFollower
 from tensorhub_rollout.jobs.response_spans import ResponseSpans
 from tensorhub_rollout.jobs.runner_outbox import RunnerOutbox
 from tensorhub_rollout.jobs.snapshots import RolloutSnapshots, SnapshotMaker
+from tensorhub_rollout.log.fold import fold
+from tensorhub_rollout.log.outcomes import Leads, Outcome
+from tensorhub_rollout.log.state import RolloutState
 
 OUTCOMES_MAX: Final = 4096
 """Limit of the outcomes that are remembered for those who ask, the latest."""

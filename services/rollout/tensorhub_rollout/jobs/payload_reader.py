@@ -22,7 +22,7 @@ from tensorhub_common.protocol.rollout.payloads import (
     request_seed,
 )
 from tensorhub_rollout.core.leader_events import PrefixLoaded, PromptLoaded
-from tensorhub_rollout.core.state import RolloutState
+from tensorhub_rollout.log.state import RolloutState
 
 PROMPTS_BYTES_MAX: Final = 256 * 1024 * 1024
 

@@ -10,8 +10,8 @@ from typing import Final, NoReturn
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.jetstream.payload_store import LIST_MAX, PayloadStore
 from tensorhub_common.observability.logs import logger
-from tensorhub_rollout.core.state import RolloutState
 from tensorhub_rollout.jobs.payload_reader import PayloadReader
+from tensorhub_rollout.log.state import RolloutState
 
 ORPHAN_S: Final = 900.0
 """A payload that no entry names is removed at this age: an entry follows its payload within two minutes, or not."""

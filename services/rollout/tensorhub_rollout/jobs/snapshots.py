@@ -22,7 +22,7 @@ from tensorhub_common.jetstream.snapshot_store import (
 )
 from tensorhub_common.observability.logs import logger
 from tensorhub_common.protocol.decoding import MALFORMED
-from tensorhub_rollout.core.state import RolloutState, decode_state, encode_state
+from tensorhub_rollout.log.state import RolloutState, decode_state, encode_state
 
 SNAPSHOT_ENTRIES_MAX: Final = 20_000
 """A snapshot is due after this many entries: to fold as many takes about a second."""

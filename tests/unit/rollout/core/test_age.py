@@ -34,7 +34,6 @@ from tensorhub_common.protocol.rollout.messages import (
     attempt_key,
 )
 from tensorhub_common.protocol.rollout.payloads import SubmittedPrompt, SubmittedPrompts
-from tensorhub_rollout.core.fold import fold
 from tensorhub_rollout.core.leader import Leader, LeaderLimits
 from tensorhub_rollout.core.leader_events import (
     AbortAnswered,
@@ -52,7 +51,8 @@ from tensorhub_rollout.core.leader_events import (
     VersionsSeen,
     Withdraw,
 )
-from tensorhub_rollout.core.state import RolloutState
+from tensorhub_rollout.log.fold import fold
+from tensorhub_rollout.log.state import RolloutState
 
 OF, MODEL, RUNNER, OTHER = RequestId(3, 0), "policy", "runner-0", "runner-1"
 TOKENS_MAX = 8

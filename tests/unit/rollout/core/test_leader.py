@@ -36,7 +36,6 @@ from tensorhub_common.protocol.rollout.messages import (
 )
 from tensorhub_common.protocol.rollout.questions import ReadyQuestion
 from tensorhub_rollout.core.answers import answer_ready
-from tensorhub_rollout.core.fold import fold
 from tensorhub_rollout.core.leader import Leader, LeaderLimits
 from tensorhub_rollout.core.leader_events import (
     AnswerFrame,
@@ -57,7 +56,8 @@ from tensorhub_rollout.core.leader_events import (
     VersionsSeen,
     Want,
 )
-from tensorhub_rollout.core.state import RolloutState
+from tensorhub_rollout.log.fold import fold
+from tensorhub_rollout.log.state import RolloutState
 
 REQUEST, ATTEMPT = RequestId(3, 0), Attempt(1, 1)
 LOG, RUNNER = "log", "runner-0"

@@ -15,7 +15,6 @@ from tensorhub_common.protocol.rollout.entries import (
     Submit,
 )
 from tensorhub_common.protocol.rollout.messages import PublishedVersions, Report, RunnerHeartbeat, Sampling, VersionRule
-from tensorhub_rollout.core.fold import fold
 from tensorhub_rollout.core.leader import STAYS_BEHIND_MAX, Leader, LeaderLimits
 from tensorhub_rollout.core.leader_events import (
     AnswerHeartbeat,
@@ -28,7 +27,8 @@ from tensorhub_rollout.core.leader_events import (
     VersionsSeen,
     Want,
 )
-from tensorhub_rollout.core.state import RolloutState
+from tensorhub_rollout.log.fold import fold
+from tensorhub_rollout.log.state import RolloutState
 from tensorhub_rollout.policy.view import InstanceView
 
 MODEL, RUNNER = "policy", "runner-0"

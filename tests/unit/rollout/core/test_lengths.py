@@ -16,9 +16,9 @@ from tensorhub_common.protocol.rollout.entries import (
     SdkSender,
     Submit,
 )
-from tensorhub_rollout.core.fold import fold
 from tensorhub_rollout.core.lengths import KEPT_S, LENGTH_LIMITS, ResponseLengths
-from tensorhub_rollout.core.state import RolloutState
+from tensorhub_rollout.log.fold import fold
+from tensorhub_rollout.log.state import RolloutState
 from tensorhub_rollout.policy.lengths import Knowledge
 
 SAME, OTHER = "a" * 64, "b" * 64

@@ -7,7 +7,6 @@ from tensorhub_common.protocol.rollout.entries import Attach, Lead
 from tensorhub_common.protocol.rollout.messages import Frame, PublishedVersions, Report, RunnerHeartbeat
 from tensorhub_common.protocol.rollout.questions import SeedingAnswer, SeedingQuestion, SeedingState
 from tensorhub_rollout.core.answers import answer_seeding
-from tensorhub_rollout.core.fold import fold
 from tensorhub_rollout.core.leader import Leader, LeaderLimits
 from tensorhub_rollout.core.leader_events import (
     FrameCame,
@@ -17,7 +16,8 @@ from tensorhub_rollout.core.leader_events import (
     ReportCame,
     VersionsSeen,
 )
-from tensorhub_rollout.core.state import RolloutState
+from tensorhub_rollout.log.fold import fold
+from tensorhub_rollout.log.state import RolloutState
 
 LOG = "log"
 

@@ -33,7 +33,6 @@ from tensorhub_common.protocol.rollout.messages import (
     VersionRule,
     attempt_key,
 )
-from tensorhub_rollout.core.fold import fold
 from tensorhub_rollout.core.leader import Leader, LeaderLimits
 from tensorhub_rollout.core.leader_events import (
     AssignAnswered,
@@ -45,8 +44,9 @@ from tensorhub_rollout.core.leader_events import (
     ReportCame,
     VersionsSeen,
 )
-from tensorhub_rollout.core.state import RolloutState
 from tensorhub_rollout.jobs.ages import AGE_MAX, ResponseAges
+from tensorhub_rollout.log.fold import fold
+from tensorhub_rollout.log.state import RolloutState
 
 FIRST, SECOND = RequestId(3, 0), RequestId(3, 1)
 RUNNER = "runner-0"

@@ -12,9 +12,9 @@ from tensorhub_common.observability.trace_context import SpanRecord, TraceContex
 from tensorhub_common.protocol.rollout.entries import AnyEntry, Attempt, Done, SdkSender
 from tensorhub_common.telemetry import process_spans
 from tensorhub_common.telemetry.span_maker import SpanMaker
-from tensorhub_rollout.core.outcomes import Submitted
 from tensorhub_rollout.jobs import response_spans
 from tensorhub_rollout.jobs.response_spans import ResponseSpans
+from tensorhub_rollout.log.outcomes import Submitted
 
 ATTEMPT = Attempt(1, 1)
 

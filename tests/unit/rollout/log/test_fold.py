@@ -28,9 +28,9 @@ from tensorhub_common.protocol.rollout.entries import (
     decode,
     encode,
 )
-from tensorhub_rollout.core import fold as fold_module
-from tensorhub_rollout.core.fold import SITES_MAX, fold
-from tensorhub_rollout.core.outcomes import (
+from tensorhub_rollout.log import fold as fold_module
+from tensorhub_rollout.log.fold import SITES_MAX, fold
+from tensorhub_rollout.log.outcomes import (
     Acknowledged,
     Attached,
     Cancelled,
@@ -44,7 +44,7 @@ from tensorhub_rollout.core.outcomes import (
     Scaled,
     Submitted,
 )
-from tensorhub_rollout.core.state import RolloutState, WishedInstances, decode_state, encode_state
+from tensorhub_rollout.log.state import RolloutState, WishedInstances, decode_state, encode_state
 
 
 def digest(of: object) -> str:

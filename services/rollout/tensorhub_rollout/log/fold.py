@@ -34,7 +34,7 @@ from tensorhub_common.protocol.rollout.entries import (
     UnreadableEntry,
 )
 from tensorhub_common.protocol.subjects import check_name
-from tensorhub_rollout.core.outcomes import (
+from tensorhub_rollout.log.outcomes import (
     Acknowledged,
     Attached,
     Cancelled,
@@ -48,7 +48,7 @@ from tensorhub_rollout.core.outcomes import (
     Scaled,
     Submitted,
 )
-from tensorhub_rollout.core.state import (
+from tensorhub_rollout.log.state import (
     DONE_IDS_MAX,
     Consumer,
     Group,
@@ -60,7 +60,7 @@ from tensorhub_rollout.core.state import (
     Submission,
     WishedInstances,
 )
-from tensorhub_rollout.core.transitions import REQUEST_TRANSITIONS, RequestState, RequestTransition
+from tensorhub_rollout.log.transitions import REQUEST_TRANSITIONS, RequestState, RequestTransition
 
 CONSUMERS_MAX: Final = 64
 SITES_MAX: Final = 64

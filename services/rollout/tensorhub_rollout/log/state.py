@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from tensorhub_common.protocol.rollout.entries import DEFAULT_POLICY, Attempt, EndReason, RequestId
-from tensorhub_rollout.core.transitions import RequestState
+from tensorhub_rollout.log.transitions import RequestState
 
 DONE_IDS_MAX: Final = 262_144
 """Limit of the ids of done groups that each consumer keeps, the latest."""
