@@ -53,7 +53,7 @@ TABLES_ELSEWHERE: Final = {
     "lease": ("tensorhub_agent.leases.lease", "LEASE_TRANSITIONS"),
     "leader": ("tensorhub_registry.core.election", "LEADER_TRANSITIONS"),
     "request": ("tensorhub_rollout.log.transitions", "REQUEST_TRANSITIONS"),
-    "attempt": ("tensorhub_rollout.core.placements", "ATTEMPT_TRANSITIONS"),
+    "attempt": ("tensorhub_rollout.core.placement", "ATTEMPT_TRANSITIONS"),
 }
 
 _MARKER: Final = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -24,10 +24,13 @@ from tensorhub_common.protocol.rollout.messages import (
     attempt_of,
 )
 from tensorhub_common.protocol.rollout.questions import ReadyAnswer
-from tensorhub_rollout.core import checkpoints, version_holds
-from tensorhub_rollout.core import leader as leader_module
+from tensorhub_rollout.core import checkpoints, open_requests, version_holds
 from tensorhub_rollout.core.admission import Admission, GroupId
+from tensorhub_rollout.core.assignments import Assignments
+from tensorhub_rollout.core.attempts import Attempts
 from tensorhub_rollout.core.fleet import Fleet
+from tensorhub_rollout.core.frame_rows import Row
+from tensorhub_rollout.core.instance import Instance
 from tensorhub_rollout.core.leader import Leader
 from tensorhub_rollout.core.leader_events import (
     FrameCame,
@@ -35,8 +38,9 @@ from tensorhub_rollout.core.leader_events import (
     PrefixLoaded,
     SendAbort,
 )
+from tensorhub_rollout.core.open_requests import OpenRequests
 from tensorhub_rollout.core.pinned_requests import why_gone
-from tensorhub_rollout.core.placements import Instance, Placement
+from tensorhub_rollout.core.placement import Placement
 from tensorhub_rollout.core.responses import Response
 from tensorhub_rollout.log import fold as fold_module
 from tensorhub_rollout.policy import activation, balancing, retention
@@ -51,10 +55,10 @@ Replacement = tuple[object, str, object]
 
 def _remembering(taken: Callable[[Leader, FrameCame, dict[Attempt, RequestId]], None]) -> tuple[Replacement, ...]:
     """Do something with each frame that knows the requests of all attempts that ever were."""
-    over, frame = Leader._over, Leader._frame
+    over, frame = OpenRequests.attempt_over, Leader._frame
     requests: dict[Attempt, RequestId] = {}
 
-    def remember(self: Leader, placement: Placement, *arguments: Any, **more: Any) -> None:
+    def remember(self: OpenRequests, placement: Placement, *arguments: Any, **more: Any) -> None:
         requests[placement.attempt] = placement.request
         over(self, placement, *arguments, **more)
 
@@ -62,7 +66,7 @@ def _remembering(taken: Callable[[Leader, FrameCame, dict[Attempt, RequestId]], 
         taken(self, event, requests)
         frame(self, event)
 
-    return (Leader, "_over", remember), (Leader, "_frame", both)
+    return (OpenRequests, "attempt_over", remember), (Leader, "_frame", both)
 
 
 def _older_frame() -> tuple[Replacement, ...]:
@@ -76,7 +80,9 @@ def _older_frame() -> tuple[Replacement, ...]:
             request = self.requests.get(requests.get(attempt_of(key), RequestId(0, 0)))
             placement = None if request is None else request.placement
             if placement is not None and placement.request in self.responses:
-                self._take(placement, start, memoryview(frame.tokens)[rows], memoryview(frame.logprobs)[rows], ())
+                tokens, logprobs = memoryview(frame.tokens)[rows], memoryview(frame.logprobs)[rows]
+                row = Row(placement.attempt, start, count, tokens, logprobs)
+                self._progress._take(self.instances[placement.runner], placement, row, ())
 
     return _remembering(taken)
 
@@ -123,30 +129,29 @@ def _two_leaders() -> tuple[Replacement, ...]:
 
 def _attempts_without_terms() -> tuple[Replacement, ...]:
     """A new leader counts its attempts from 1 again, and the term is no part of them."""
-    known = Leader.__init__
+    known = Attempts.__init__
 
-    def init(self: Leader, *arguments: Any) -> None:
-        known(self, *arguments)
-        self.term = 1
+    def init(self: Attempts, *arguments: Any, **more: Any) -> None:
+        known(self, *arguments, **more)
+        self._term = 1
 
-    return ((Leader, "__init__", init),)
+    return ((Attempts, "__init__", init),)
 
 
 def _closed_before_the_log() -> tuple[Replacement, ...]:
     """A runner forgets a response once its end is to be written, and not once it is folded."""
-    known = Leader._store_end
+    known = OpenRequests.store_end
 
-    def store_end(self: Leader, of: RequestId) -> None:
+    def store_end(self: OpenRequests, of: RequestId) -> None:
         known(self, of)
-        request = self.requests.get(of)
-        instance = (
-            None if request is None or request.placement is None else self.instances.get(request.placement.runner)
-        )
-        if request is not None and request.placement is not None and instance is not None:
-            forget = AbortRequest(self.log, self.term, instance.incarnation, forget=(request.placement.attempt,))
-            self._effects.append(SendAbort(instance.runner, forget))
+        request, attempts = self.by_id.get(of), self._attempts
+        placement = None if request is None else request.placement
+        instance = None if placement is None else self._fleet.instances.get(placement.runner)
+        if placement is not None and instance is not None:
+            forget = AbortRequest(attempts._log, attempts._term, instance.incarnation, forget=(placement.attempt,))
+            self._context.effects.append(SendAbort(instance.runner, forget))
 
-    return ((Leader, "_store_end", store_end),)
+    return ((OpenRequests, "store_end", store_end),)
 
 
 def _half_prefix() -> tuple[Replacement, ...]:
@@ -156,12 +161,12 @@ def _half_prefix() -> tuple[Replacement, ...]:
 
 def _prefix_forgotten() -> tuple[Replacement, ...]:
     """What checkpoints hold is not read: a request goes on from nothing, but counts from where it was."""
-    known = Leader._prefix_loaded
+    known = Assignments.prefix_loaded
 
-    def loaded(self: Leader, event: PrefixLoaded) -> None:
+    def loaded(self: Assignments, event: PrefixLoaded) -> None:
         known(self, msgspec.structs.replace(event, tokens=event.tokens[:-4], logprobs=event.logprobs[:-4]))
 
-    return ((Leader, "_prefix_loaded", loaded),)
+    return ((Assignments, "prefix_loaded", loaded),)
 
 
 def _version_late() -> tuple[Replacement, ...]:
@@ -210,13 +215,13 @@ def _silence_while_asleep() -> tuple[Replacement, ...]:
 
 def _forgotten_early() -> tuple[Replacement, ...]:
     """The runner of an attempt that was stopped may forget it before a later one is confirmed."""
-    known = Leader._over
+    known = Attempts.end
 
-    def over(self: Leader, placement: Placement, *arguments: Any, **more: Any) -> None:
-        known(self, placement, *arguments, **more)
-        self._forget_earlier(placement.request)
+    def end(self: Attempts, placement: Placement) -> None:
+        known(self, placement)
+        self.forget_earlier(placement.request)
 
-    return ((Leader, "_over", over),)
+    return ((Attempts, "end", end),)
 
 
 def _older_checkpoint() -> tuple[Replacement, ...]:
@@ -264,12 +269,12 @@ def _staleness_by_number() -> tuple[Replacement, ...]:
 
 def _age_ignored() -> tuple[Replacement, ...]:
     """A response is delivered however old it is."""
-    return ((Leader, "_is_too_old", lambda self, of: False),)
+    return ((OpenRequests, "is_too_old", lambda self, of: False),)
 
 
 def _rewind_ignored() -> tuple[Replacement, ...]:
     """What has tokens of retired versions goes on."""
-    return ((Leader, "_has_retired", lambda self, of: False),)
+    return ((OpenRequests, "_has_retired", lambda self, of: False),)
 
 
 def _cache_kept() -> tuple[Replacement, ...]:
@@ -305,7 +310,7 @@ def _moved_while_prefilling() -> tuple[Replacement, ...]:
 
 def _blamed_together() -> tuple[Replacement, ...]:
     """Every request that was begun with the one that kills its instance is blamed for it."""
-    return ((Leader, "_blamed", lambda self, lost: lost),)
+    return ((OpenRequests, "blamed", lambda self, lost: lost),)
 
 
 def _room_judged_late() -> tuple[Replacement, ...]:
@@ -320,35 +325,36 @@ def _room_judged_late() -> tuple[Replacement, ...]:
 def _begun_by_placements_alone() -> tuple[Replacement, ...]:
     """A group whose other members have ended, or whose tokens the log keeps, waits for room like one that is new."""
 
-    def has_begun(self: Leader, of: RequestId) -> bool:
-        return self.requests[of].placement is not None
+    def has_begun(self: OpenRequests, of: RequestId) -> bool:
+        return self.by_id[of].placement is not None
 
-    return ((Leader, "_has_begun", has_begun),)
+    return ((OpenRequests, "_has_begun", has_begun),)
 
 
 def _pinned_judged_once() -> tuple[Replacement, ...]:
     """What is for one version is judged when versions change, and not when an instance leaves that version."""
 
     def not_judging(known: Callable[..., None]) -> Callable[..., None]:
-        def call(self: Leader, *arguments: Any) -> None:
-            with mock.patch.object(Leader, "_end_unreachable", lambda *_: None):
+        def call(self: object, *arguments: Any) -> None:
+            with mock.patch.object(OpenRequests, "end_unreachable", lambda *_: None):
                 known(self, *arguments)
 
         return call
 
-    return tuple((Leader, name, not_judging(getattr(Leader, name))) for name in ("_heartbeat", "_queue", "_want"))
+    judging = ((Leader, "_heartbeat"), (OpenRequests, "_wait"), (Leader, "_want"))
+    return tuple((owner, name, not_judging(getattr(owner, name))) for owner, name in judging)
 
 
 def _pinned_judged_early() -> tuple[Replacement, ...]:
     """A new leader judges what is for one version before it has heard who has what."""
-    known = Leader._end_unreachable
+    known = OpenRequests.end_unreachable
 
-    def end_unreachable(self: Leader, *arguments: Any) -> None:
-        gathered, self.fleet.has_gathered = self.fleet.has_gathered, True
+    def end_unreachable(self: OpenRequests, *arguments: Any) -> None:
+        gathered, self._fleet.has_gathered = self._fleet.has_gathered, True
         known(self, *arguments)
-        self.fleet.has_gathered = gathered
+        self._fleet.has_gathered = gathered
 
-    return ((Leader, "_end_unreachable", end_unreachable),)
+    return ((OpenRequests, "end_unreachable", end_unreachable),)
 
 
 def _kept_not() -> tuple[Replacement, ...]:
@@ -375,7 +381,7 @@ def _hub_ignored() -> tuple[Replacement, ...]:
     def why(version: int, versions: PublishedVersions, _: frozenset[int], instances: list[Instance]) -> str | None:
         return why_gone(version, versions, frozenset(), instances)
 
-    return ((leader_module, "why_gone", why),)
+    return ((open_requests, "why_gone", why),)
 
 
 def _last_given_up() -> tuple[Replacement, ...]:

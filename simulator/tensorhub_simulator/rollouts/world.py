@@ -615,7 +615,7 @@ class RolloutWorld:
         if not effect.runs:
             return
         oldest = min(run.version for run in effect.runs)
-        newer = sum(each > oldest for each in leader.versions[MODEL].published)
+        newer = sum(each > oldest for each in leader.models[MODEL].published.published)
         assert newer <= request.age_max, f"{of} ends on version {oldest}, and {newer} newer ones are published"
 
     def _note_lost(self, manager: ManagerProcess, effect: InstanceLost) -> None:

@@ -2,6 +2,6 @@
 
 `app` imports it, and the simulator drives it.
 
-Seams: `answers`, `decisions`, `leader`, `leader_events`, `lengths`, `response_story`, `seeding_watch`,
-`version_arrivals`, `version_holds`, `waiting`, `why`.
+Seams: `answers`, `decisions`, `leader`, `leader_events`, `lengths`, `open_requests`, `response_story`,
+`seeding_watch`, `version_arrivals`, `version_holds`, `waiting`, `why`.
 """

@@ -20,7 +20,7 @@ from tensorhub_common.protocol.rollout.questions import (
     SeedingAnswer,
     SeedingQuestion,
 )
-from tensorhub_rollout.core.step_meter import StepMeter
+from tensorhub_rollout.core.model_versions import Models
 from tensorhub_rollout.log.outcomes import Attached, Outcome, Refused, Repeated, Submitted
 from tensorhub_rollout.log.state import Consumer, RolloutState
 from tensorhub_rollout.policy.seeding import SeedingSettings, StepTimes, after_step, first
@@ -104,7 +104,7 @@ def answer_ready(
 def answer_seeding(
     state: RolloutState,
     question: SeedingQuestion,
-    meter_of: Callable[[str], StepMeter],
+    models: Models,
     root_of: Callable[[str, int], str],
     *,
     is_watched: bool = False,
@@ -118,7 +118,7 @@ def answer_seeding(
     if consumer is None:
         return SeedingAnswer(error=StaleSender.__name__, message=_REPLACED)
     settings = SeedingSettings(gain=question.gain, initial_s=question.initial_s)
-    meter, root = meter_of(consumer.model), root_of(consumer.model, question.version)
+    meter, root = models[consumer.model].meter, root_of(consumer.model, question.version)
     # A trainer that asks first has not measured the steps before: those of another process, or without seeding.
     known, step = question.state or first(settings, LOCAL_ENGINES), meter.last
     if question.state is None or step is None or step.version <= known.version:

@@ -3,7 +3,7 @@
 from tensorhub_common.protocol.rollout.entries import TokensKept
 from tensorhub_common.protocol.rollout.messages import TOKEN_BYTES
 from tensorhub_rollout.core.leader_events import StoreTokens
-from tensorhub_rollout.core.placements import AttemptState, Placement
+from tensorhub_rollout.core.placement import AttemptState, Placement
 from tensorhub_rollout.core.responses import Response
 from tensorhub_rollout.log.state import Request
 

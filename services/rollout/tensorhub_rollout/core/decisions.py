@@ -126,7 +126,7 @@ class Decisions:
 
     def _stays(self, leader: Leader, model: str, view: FleetView, now: float) -> dict[str, int]:
         """Return which version each instance keeps for now that would else follow the newest one."""
-        if leader.policy_of(model) != ARRIVAL or not view.drops_cache:
+        if leader.state.policy_of(model) != ARRIVAL or not view.drops_cache:
             return {}
         contexts = self._placing_of(model).arrival.contexts()
         state = self._rolling.get(model, RollingState())
@@ -136,7 +136,7 @@ class Decisions:
     def held(self, leader: Leader, of: RequestId) -> Held | None:
         """Return what a waiting request was held for at the last look; None: it was not, or its policy holds none."""
         model = leader.requests[of].model
-        if leader.policy_of(model) != ARRIVAL or ARRIVAL in self._set_aside:
+        if leader.state.policy_of(model) != ARRIVAL or ARRIVAL in self._set_aside:
             return None
         placing = self._placing.get(model)
         return None if placing is None else placing.arrival.held.get(of)
@@ -164,14 +164,14 @@ class Decisions:
         asking = ((name, each.model) for name, each in consumers if each.attachment == question.attachment)
         consumer, model = next(asking, ("", None))
         is_watched = model is not None and self._watches_seeding(leader, model)
-        answer = answer_seeding(leader.state, question, leader.meter, root_of, is_watched=is_watched)
+        answer = answer_seeding(leader.state, question, leader.models, root_of, is_watched=is_watched)
         state = answer.state
         if model is None or state is None or state.version < 0:
             return answer
         self._size.learnt(model, consumer, state.remote_max, now)
         watch = self._seeding.setdefault(model, SeedingWatch())
         if question.state is None or state.version > question.state.version:
-            step = leader.meter(model).last
+            step = leader.models[model].meter.last
             is_steady = step is not None and step.is_steady
             watch.learnt(state.train_s, 0.0 if step is None else step.last_token_at, is_steady=is_steady)
         return replace(answer, is_watched=self._watches_seeding(leader, model))
@@ -179,7 +179,7 @@ class Decisions:
     def _watches_seeding(self, leader: Leader, model: str) -> bool:
         """Tell whether a trainer is told when its engines have generated enough."""
         watch = self._seeding.get(model)
-        is_on = self._limits.ends_seeding and leader.policy_of(model) == ARRIVAL
+        is_on = self._limits.ends_seeding and leader.state.policy_of(model) == ARRIVAL
         return is_on and watch is not None and watch.can_tell
 
     def _is_enough(self, model: str, view: FleetView, now: float) -> str | None:
@@ -199,11 +199,11 @@ class Decisions:
         facts = RequestFacts(
             self._engines.steps,
             partial(leader.lengths.estimate, now=now),
-            leader.context_of,
-            leader.priority_of,
-            leader.is_due,
+            leader.open_requests.context_of,
+            leader.open_requests.priority_of,
+            leader.open_requests.is_due,
         )
-        asked = leader.policy_of(model)
+        asked = leader.state.policy_of(model)
         for policy in dict.fromkeys((asked, FALLBACK_POLICY)):
             if policy in self._set_aside:
                 continue

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
-from tensorhub_rollout.core.placements import Instance
+from tensorhub_rollout.core.instance import Instance
 
 
 class Fleet:

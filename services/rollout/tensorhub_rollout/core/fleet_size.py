@@ -48,7 +48,7 @@ class FleetSize:
         self._looked_at = now
         if self._before is None:
             self._before = Peak(now, 0 if known is None else known.instances)
-        window_s = max(self._limits.window_s, SCALE_STEPS * min(leader.step_s(), STEP_S_MAX))
+        window_s = max(self._limits.window_s, SCALE_STEPS * min(leader.models.step_s(), STEP_S_MAX))
         found = self._wished(leader, plateaus, window_s, now)
         return None if known is not None and known.instances == found.instances else found
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_common.protocol.rollout.messages import PublishedVersions
-from tensorhub_rollout.core.placements import Instance
+from tensorhub_rollout.core.instance import Instance
 
 
 class PinnedRequests:

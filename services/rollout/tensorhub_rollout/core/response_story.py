@@ -14,7 +14,7 @@ from tensorhub_common.protocol.rollout.entries import Attempt, RequestId
 from tensorhub_common.protocol.rollout.messages import TokenRun
 from tensorhub_common.protocol.spans import ATTEMPT, DELIVERY, QUEUE, RESPONSE, STORE
 from tensorhub_rollout.core.leader import Leader
-from tensorhub_rollout.core.placements import AttemptTransition, PastAttempt
+from tensorhub_rollout.core.placement import AttemptTransition, PastAttempt
 from tensorhub_rollout.log.state import StoredEnd
 
 QUEUE_S_MIN: Final = 0.001

@@ -8,8 +8,8 @@ from tensorhub_common.protocol.rollout.questions import (
     InstanceStatus,
     RolloutStatus,
 )
+from tensorhub_rollout.core.instance import Instance
 from tensorhub_rollout.core.leader import Leader
-from tensorhub_rollout.core.placements import Instance
 from tensorhub_rollout.log.state import ANY_SITE
 
 
@@ -70,8 +70,7 @@ def status_of(leader: Leader) -> RolloutStatus:
 
 
 def _behind(leader: Leader, instance: Instance) -> int:
-    published = leader.versions.get(instance.model)
-    return 0 if published is None else published.newer_than(instance.version or 0)
+    return leader.models[instance.model].published.newer_than(instance.version or 0)
 
 
 def state_of(instance: Instance) -> InstanceStateName:

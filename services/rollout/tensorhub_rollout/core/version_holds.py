@@ -51,7 +51,7 @@ class VersionHolds:
 
     def look(self, leader: Leader, model: str, now: float) -> HoldWord | None:
         """Return what is to be said of a model's versions now; None: nothing."""
-        hold = leader.seen_of(model).hold
+        hold = leader.models[model].seen.hold
         said = self._said.get(model)
         is_idle = hold is not None and not hold.versions and said is None and not leader.pinned.has_any(model)
         if hold is None or is_idle or hold.term > leader.term:
@@ -72,7 +72,7 @@ class VersionHolds:
 
     def story(self, leader: Leader, model: str, version: int) -> str | None:
         """Say in words how safe a version is that requests are for alone; None: versions are not held."""
-        hold = leader.seen_of(model).hold
+        hold = leader.models[model].seen.hold
         if hold is None or not self._limits.is_on:
             return None
         return _story(hold, version, self._limits.versions_max)
@@ -80,7 +80,7 @@ class VersionHolds:
 
 def _wanted(leader: Leader, model: str, hold: HubHold, limits: RetentionLimits) -> tuple[int, ...]:
     """Return the versions to hold. Not all runners need be known for that: they may be gone by then."""
-    seen = leader.seen_of(model)
+    seen = leader.models[model].seen
     demand = leader.pinned.demand(model)
     needed = {each for each in demand if each is not None and not seen.versions.is_retired(each)}
     instances = leader.fleet.of_model(model)

@@ -25,7 +25,8 @@ from tensorhub_common.protocol.rollout.questions import (
     WhyQuestion,
 )
 from tensorhub_rollout.core.leader import Leader
-from tensorhub_rollout.core.placements import AttemptState, OpenRequest, PastAttempt, Placement
+from tensorhub_rollout.core.open_requests import OpenRequest
+from tensorhub_rollout.core.placement import AttemptState, PastAttempt, Placement
 from tensorhub_rollout.core.response_story import end_of
 from tensorhub_rollout.log.state import Group, RolloutState, StoredEnd
 from tensorhub_rollout.policy.arrival import Held
@@ -98,7 +99,7 @@ def _request(
     index, stored, request = of.index - group.first, leader.state.request(of), leader.requests.get(of)
     if request is None or stored is None:
         end = None if stored is None else stored.end
-        return _ended(consumer, index, end, leader.ended.get(of), now)
+        return _ended(consumer, index, end, leader.open_requests.ended.get(of), now)
     response = leader.responses.get(of)
     tokens = stored.kept if response is None else response.count
     length = leader.lengths.estimate(of, now)
@@ -210,7 +211,7 @@ def _reasons(leader: Leader, of: RequestId, held: Held | None, view: FleetView) 
         loading = next((each.runner for each in view.instances if each.version_wanted == version), None)
         comes = "none is told to load it yet" if loading is None else f"{loading} is to load it"
         yield f"it is for version {version} alone, which no instance that takes requests has: {comes}"
-    if leader.admission.is_held_back and not leader.has_begun_group(of):
+    if leader.admission.is_held_back and not leader.open_requests.has_begun_group(of):
         yield "no further group begins, since payloads are nearly full: take batches and call done()"
     if not serving:
         yield f"no instance takes requests of model {leader.requests[of].model!r}"

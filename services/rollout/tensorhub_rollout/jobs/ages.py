@@ -91,4 +91,4 @@ class ResponseAges:
 
 
 def _versions(leader: Leader, made: _Made) -> PublishedVersions:
-    return leader.versions.get(made.model, PublishedVersions(0))
+    return leader.models[made.model].published

@@ -436,7 +436,7 @@ class RolloutJob:
         await self._reach(question.seq)
         await self._wait_folded(lambda: not has_ready(self.state, question), question.wait_s)
         leader = self.leader
-        serving, is_full = ({}, False) if leader is None else (leader.fleet.serving(), leader.is_full())
+        serving, is_full = ({}, False) if leader is None else (leader.fleet.serving(), leader.open_requests.is_full())
         return answer_ready(self.state, question, serving, self._published(), is_full=is_full)
 
     def _published(self) -> dict[str, PublishedVersions]:

@@ -153,6 +153,25 @@ class RolloutState(msgspec.Struct, forbid_unknown_fields=True):
         submission = self.submissions.get(of.submission)
         return None if submission is None else submission.requests.get(of.index)
 
+    def group_of(self, of: RequestId) -> Group:
+        """Return the group of a request that is not done."""
+        submission = self.submissions[of.submission]
+        return submission.groups[submission.requests[of.index].group]
+
+    def model_of(self, of: RequestId) -> str:
+        """Return the model of a request that is not done."""
+        return self.consumers[self.submissions[of.submission].consumer].model
+
+    def kept_of(self, of: RequestId) -> int:
+        """Return how many tokens of a request the log has."""
+        request = self.request(of)
+        return 0 if request is None else request.kept
+
+    def policy_of(self, model: str) -> str:
+        """Return how requests of a model are placed: as the trainer wants it that has attached last."""
+        consumers = [each for each in self.consumers.values() if each.model == model]
+        return max(consumers, key=lambda each: each.attachment).policy if consumers else DEFAULT_POLICY
+
     def requests(self) -> Iterator[tuple[RequestId, Submission, Request]]:
         """Return all that are not done."""
         for seq, submission in self.submissions.items():

@@ -332,7 +332,7 @@ def test_payloads_are_full_while_what_has_ended_is_not_done_and_nothing_else_can
 
     def is_full(now: float) -> bool:
         leader.handle(Tick(), now)
-        return answer_ready(state, asked, {}, {}, is_full=leader.is_full()).is_full
+        return answer_ready(state, asked, {}, {}, is_full=leader.open_requests.is_full()).is_full
 
     leader.handle(RoomSeen(100), 0.1)
     assert not is_full(10.0)
@@ -342,9 +342,9 @@ def test_payloads_are_full_while_what_has_ended_is_not_done_and_nothing_else_can
     # The next leader does not know yet what runners have.
     successor = Leader(state, LOG, limits, 20.0)
     successor.handle(RoomSeen(100), 20.0)
-    assert not successor.is_full()
+    assert not successor.open_requests.is_full()
     successor.handle(Tick(), 21.0)
-    assert successor.is_full()
+    assert successor.open_requests.is_full()
     # Another consumer that has something which is not done may make room, and one that has nothing can't.
     fold(state, 5, Attach("other", "policy", 0, "o"))
     assert is_full(30.0)
@@ -354,7 +354,7 @@ def test_payloads_are_full_while_what_has_ended_is_not_done_and_nothing_else_can
     assert is_full(50.0)
     fold(state, 7, Done(SdkSender(2, 2), (REQUEST,)))
     # At once, and not only when the leader looks the next time.
-    assert not answer_ready(state, asked, {}, {}, is_full=leader.is_full()).is_full
+    assert not answer_ready(state, asked, {}, {}, is_full=leader.open_requests.is_full()).is_full
 
 
 def test_groups_begin_one_by_one_until_payloads_have_no_room_and_what_has_begun_goes_on() -> None:
@@ -378,7 +378,7 @@ def test_groups_begin_one_by_one_until_payloads_have_no_room_and_what_has_begun_
     placed = {of.index for of, request in leader.requests.items() if request.placement is not None}
     assert placed == {2, 1}
     assert [of.index for of in leader.view("policy").waiting] == [3]
-    assert not leader.is_full()
+    assert not leader.open_requests.is_full()
     # There is more room, and before the next look a submission takes it.
     leader.handle(RoomSeen(200), 0.1)
     assert [of.index for of in leader.view("policy").waiting] == [3, 4, 5]

@@ -62,7 +62,7 @@ class Led:
         self, state: SeedingState | None = None, *, waited_s: float = 0.0, seeded_s: float = 0.0
     ) -> SeedingAnswer:
         question = SeedingQuestion(2, 1, waited_s, seeded_s, initial_s=150.0, gain=3.0, state=state)
-        answer = answer_seeding(self.leader.state, question, self.leader.meter, lambda *_: "root")
+        answer = answer_seeding(self.leader.state, question, self.leader.models, lambda *_: "root")
         assert answer.root == "root"
         return answer
 
@@ -156,6 +156,6 @@ def test_a_trainer_that_began_anew_learns_nothing_from_a_step_that_it_has_not_me
 def test_a_trainer_that_was_replaced_is_told_so() -> None:
     led = Led("a")
     question = SeedingQuestion(1, 1, 0.0, 0.0, initial_s=150.0, gain=3.0)
-    answer = answer_seeding(led.leader.state, question, led.leader.meter, lambda *_: "")
+    answer = answer_seeding(led.leader.state, question, led.leader.models, lambda *_: "")
     assert isinstance(answer, SeedingAnswer)
     assert (answer.state, answer.error) == (None, "StaleSender")

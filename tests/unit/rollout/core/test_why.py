@@ -28,7 +28,6 @@ from tensorhub_common.protocol.rollout.messages import (
 )
 from tensorhub_common.protocol.rollout.questions import WHY_CHARS_MAX, RequestWhy, WhyAnswer, WhyQuestion
 from tensorhub_rollout.core import why
-from tensorhub_rollout.core.leader import ENDED_MAX
 from tensorhub_rollout.core.leader_events import (
     AbortAnswered,
     EntryFolded,
@@ -39,6 +38,7 @@ from tensorhub_rollout.core.leader_events import (
     VersionsSeen,
     Withdraw,
 )
+from tensorhub_rollout.core.open_requests import ENDED_MAX
 from tensorhub_rollout.core.why import ENDED, GROUPS_NAMED_MAX, why_of
 from tensorhub_rollout.policy.arrival import Held
 
@@ -140,7 +140,7 @@ def test_an_ended_request_tells_its_attempts_until_it_is_done(job: Job) -> None:
     )
     take(job, Done(SdkSender(2, 2), (REQUEST,)), 6.0)
     assert told(job, 6.0) == RequestWhy("main", 1, "ended", 0, ENDED)
-    assert job.leader.ended == {}
+    assert job.leader.open_requests.ended == {}
     take(job, Cancel(SdkSender(2, 3), ("p-17",)), 7.0)
     take(job, Done(SdkSender(2, 4), (OTHER,)), 7.0)
     assert asked(job, 7.0, index=None).is_done
@@ -150,7 +150,7 @@ def test_the_attempts_of_the_latest_ended_requests_are_remembered_and_older_ends
     for n in range(2, 2 + ENDED_MAX // 128 + 1):
         submit(job, GroupSubmitted(f"g-{n}", "e" * 64, 128, 1, TOKENS_MAX), n=2 * n)
         take(job, Cancel(SdkSender(2, 2 * n + 1), (f"g-{n}",)), 2.0)
-    assert len(job.leader.ended) == ENDED_MAX
+    assert len(job.leader.open_requests.ended) == ENDED_MAX
     oldest, latest = (asked(job, 3.0, f"g-{n}").requests[0] for n in (2, 2 + ENDED_MAX // 128))
     assert (oldest.ended_by, oldest.waits_for) == ("cancelled", ENDED)
     assert (latest.ended_by, latest.waits_for) == ("cancelled", "its trainer's done()")
