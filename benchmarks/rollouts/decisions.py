@@ -51,7 +51,6 @@ from tensorhub_common.protocol.rollout.messages import (
     VersionRule,
     attempt_key,
 )
-from tensorhub_rollout.core.decisions import Decisions, PolicyLimits
 from tensorhub_rollout.core.leader import Leader, LeaderLimits
 from tensorhub_rollout.core.leader_events import (
     EntryFolded,
@@ -62,6 +61,7 @@ from tensorhub_rollout.core.leader_events import (
     ReportCame,
     VersionsSeen,
 )
+from tensorhub_rollout.decisions.decisions import Decisions, PolicyLimits
 from tensorhub_rollout.log import fold as folding
 from tensorhub_rollout.log.outcomes import Submitted
 from tensorhub_rollout.log.state import RolloutState

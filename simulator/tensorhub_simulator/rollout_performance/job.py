@@ -31,7 +31,6 @@ from tensorhub_common.protocol.rollout.entries import (
 )
 from tensorhub_common.protocol.rollout.messages import TOKEN_BYTES, PublishedVersions, Sampling, VersionRule
 from tensorhub_common.protocol.rollout.questions import SeedingAnswer, SeedingQuestion, SeedingState
-from tensorhub_rollout.core.decisions import Decisions, PolicyLimits
 from tensorhub_rollout.core.leader import Leader, LeaderLimits
 from tensorhub_rollout.core.leader_events import (
     AbortAnswered,
@@ -56,6 +55,7 @@ from tensorhub_rollout.core.leader_events import (
     Want,
     Withdraw,
 )
+from tensorhub_rollout.decisions.decisions import Decisions, PolicyLimits
 from tensorhub_rollout.log.fold import GROUPS_MAX, fold
 from tensorhub_rollout.log.outcomes import Attached, Ended, Outcome, Refused, Submitted
 from tensorhub_rollout.log.state import RolloutState

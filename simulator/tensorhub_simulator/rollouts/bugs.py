@@ -24,7 +24,7 @@ from tensorhub_common.protocol.rollout.messages import (
     attempt_of,
 )
 from tensorhub_common.protocol.rollout.questions import ReadyAnswer
-from tensorhub_rollout.core import checkpoints, open_requests, version_holds
+from tensorhub_rollout.core import checkpoints, open_requests
 from tensorhub_rollout.core.admission import Admission, GroupId
 from tensorhub_rollout.core.assignments import Assignments
 from tensorhub_rollout.core.attempts import Attempts
@@ -42,6 +42,7 @@ from tensorhub_rollout.core.open_requests import OpenRequests
 from tensorhub_rollout.core.pinned_requests import why_gone
 from tensorhub_rollout.core.placement import Placement
 from tensorhub_rollout.core.responses import Response
+from tensorhub_rollout.decisions import version_holds
 from tensorhub_rollout.log import fold as fold_module
 from tensorhub_rollout.policy import activation, balancing, retention
 from tensorhub_rollout.policy.balancing import BalancingLimits

@@ -13,7 +13,7 @@ from tensorhub_common.protocol.rollout.messages import PublishedVersions
 from tensorhub_common.protocol.subjects import REGISTRY
 from tensorhub_registry.core.hold_ending import HoldEnding
 from tensorhub_rollout.core.leader_events import HubHold, VersionsSeen
-from tensorhub_rollout.core.version_holds import HOLDER, HoldWord
+from tensorhub_rollout.decisions.version_holds import HOLDER, HoldWord
 
 NO_HOLD: Final = VersionHold(0, 0, (), 0.0)
 

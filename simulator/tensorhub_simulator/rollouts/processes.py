@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 from tensorhub_common.protocol.rollout.entries import Attempt
 from tensorhub_common.protocol.rollout.messages import TokenRun
-from tensorhub_rollout.core.decisions import Decisions
 from tensorhub_rollout.core.leader import Leader
+from tensorhub_rollout.decisions.decisions import Decisions
 from tensorhub_rollout.log.state import RolloutState
 from tensorhub_runner.core.runner import Runner
 

@@ -45,8 +45,7 @@ from tensorhub_common.protocol.rollout.messages import (
 )
 from tensorhub_common.protocol.rollout.payloads import SubmittedPrompt, SubmittedPrompts
 from tensorhub_common.protocol.rollout.questions import EndedRequest, ReadyQuestion
-from tensorhub_rollout.core.answers import answer_ready
-from tensorhub_rollout.core.decisions import Decisions, Engines, PolicyLimits
+from tensorhub_rollout.answers.sdk import answer_ready
 from tensorhub_rollout.core.leader import Leader, LeaderLimits
 from tensorhub_rollout.core.leader_events import (
     AbortAnswered,
@@ -75,7 +74,8 @@ from tensorhub_rollout.core.leader_events import (
     VersionsSeen,
     Withdraw,
 )
-from tensorhub_rollout.core.version_holds import HoldWord
+from tensorhub_rollout.decisions.decisions import Decisions, Engines, PolicyLimits
+from tensorhub_rollout.decisions.version_holds import HoldWord
 from tensorhub_rollout.log.fold import fold
 from tensorhub_rollout.log.outcomes import (
     Acknowledged,

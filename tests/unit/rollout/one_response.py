@@ -35,6 +35,7 @@ from tensorhub_common.protocol.rollout.messages import (
     VersionRule,
     attempt_key,
 )
+from tensorhub_rollout.answers.response_story import spans_of, story_of
 from tensorhub_rollout.core.leader import Leader, LeaderLimits
 from tensorhub_rollout.core.leader_events import (
     AssignAnswered,
@@ -45,7 +46,6 @@ from tensorhub_rollout.core.leader_events import (
     ReportCame,
     VersionsSeen,
 )
-from tensorhub_rollout.core.response_story import spans_of, story_of
 from tensorhub_rollout.log.fold import fold
 from tensorhub_rollout.log.outcomes import Outcome
 from tensorhub_rollout.log.state import RolloutState

@@ -11,9 +11,9 @@ from opentelemetry import metrics as api
 from opentelemetry.metrics import Meter
 
 from tensorhub_common.observability.metrics import METER, Sample, observe, unlabelled
+from tensorhub_rollout.answers.status import state_of
 from tensorhub_rollout.app.service import RolloutManager
 from tensorhub_rollout.core.leader_counts import DiscardReason
-from tensorhub_rollout.core.status import state_of
 from tensorhub_rollout.jobs.job import RolloutJob
 
 

@@ -35,7 +35,6 @@ from tensorhub_common.protocol.rollout.messages import Frame, Report, RunnerHear
 from tensorhub_common.protocol.rollout.questions import OutcomeQuestion, ReadyQuestion, SeedingQuestion, WhyQuestion
 from tensorhub_common.runtime.supervision import Fault, Supervisor
 from tensorhub_common.service.systemd import serving
-from tensorhub_rollout.core.decisions import PolicyLimits
 from tensorhub_rollout.core.leader import LeaderLimits
 from tensorhub_rollout.core.leader_events import (
     AnswerFrame,
@@ -46,6 +45,7 @@ from tensorhub_rollout.core.leader_events import (
     LeaderInput,
     ReportCame,
 )
+from tensorhub_rollout.decisions.decisions import PolicyLimits
 from tensorhub_rollout.jobs.job import RolloutJob
 from tensorhub_rollout.policy.scale import ScaleLimits
 

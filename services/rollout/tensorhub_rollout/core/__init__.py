@@ -1,7 +1,7 @@
-"""What a rollout manager decides while it leads: where requests go, what of their tokens counts, how they end. Pure.
+"""The leader of a job's rollouts: where requests go, which tokens count, how they end. Pure.
 
-`app` imports it, and the simulator drives it.
+It decides no placement by itself: `decisions` has the policies that do. `answers`, `decisions`, `jobs` and `app`
+import it, and the simulator drives it.
 
-Seams: `answers`, `decisions`, `leader`, `leader_events`, `lengths`, `open_requests`, `response_story`,
-`seeding_watch`, `version_arrivals`, `version_holds`, `waiting`, `why`.
+Seams: `leader`, `leader_events`, `lengths`, `open_requests`, `version_arrivals`, `waiting`.
 """

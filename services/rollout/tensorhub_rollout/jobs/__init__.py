@@ -1,6 +1,6 @@
 """One job's rollouts on the bus: its log is followed and folded, and while this manager leads its leader is driven.
 
-`app` imports it. It imports `core`, `log` and `policy`, and decides nothing itself.
+`app` imports it. It imports all that decides, and decides nothing itself.
 
 Seams: `ages`, `response_spans`.
 """

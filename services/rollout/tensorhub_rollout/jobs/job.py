@@ -44,8 +44,9 @@ from tensorhub_common.protocol.rollout.questions import (
 )
 from tensorhub_common.protocol.subjects import command_subject
 from tensorhub_common.runtime.supervision import Supervisor, log_only
-from tensorhub_rollout.core.answers import answer_outcome, answer_ready, has_ready, newest_of
-from tensorhub_rollout.core.decisions import Decisions, PolicyLimits
+from tensorhub_rollout.answers.sdk import answer_outcome, answer_ready, has_ready, newest_of
+from tensorhub_rollout.answers.status import status_of
+from tensorhub_rollout.answers.why import why_of
 from tensorhub_rollout.core.leader import Leader, LeaderLimits
 from tensorhub_rollout.core.leader_events import (
     AbortAnswered,
@@ -66,9 +67,8 @@ from tensorhub_rollout.core.leader_events import (
     StoringFailed,
     VersionsSeen,
 )
-from tensorhub_rollout.core.status import status_of
-from tensorhub_rollout.core.version_holds import HOLDER, HoldWord
-from tensorhub_rollout.core.why import why_of
+from tensorhub_rollout.decisions.decisions import Decisions, PolicyLimits
+from tensorhub_rollout.decisions.version_holds import HOLDER, HoldWord
 from tensorhub_rollout.jobs.ages import ResponseAges
 from tensorhub_rollout.jobs.counts import RolloutCounts
 from tensorhub_rollout.jobs.entry_writer import EntryWriter

@@ -21,7 +21,7 @@ from tensorhub_common.protocol.log.levels import Level
 from tensorhub_common.protocol.queries import VersionState
 from tensorhub_common.protocol.rollout.messages import PublishedVersions
 from tensorhub_rollout.core.leader_events import HubHold, VersionsSeen
-from tensorhub_rollout.core.version_holds import HOLDER
+from tensorhub_rollout.decisions.version_holds import HOLDER
 
 BURST: Final = 32
 """Other work has its turn after this many entries, which take about a millisecond."""

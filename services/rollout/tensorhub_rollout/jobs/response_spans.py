@@ -16,8 +16,8 @@ from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_common.protocol.spans import RESPONSE
 from tensorhub_common.telemetry.process_spans import JobSpans
 from tensorhub_common.telemetry.span_maker import SpanMaker
+from tensorhub_rollout.answers.response_story import NS_PER_S, ResponseStory, delivery_span, spans_of, story_of
 from tensorhub_rollout.core.leader import Leader
-from tensorhub_rollout.core.response_story import NS_PER_S, ResponseStory, delivery_span, spans_of, story_of
 from tensorhub_rollout.log.outcomes import Acknowledged, Cancelled, Ended, Outcome, Submitted
 
 TRACED_PER_S_MAX: Final = 100

@@ -35,7 +35,7 @@ from tensorhub_common.protocol.rollout.messages import (
     attempt_of,
 )
 from tensorhub_common.protocol.rollout.questions import ReadyQuestion
-from tensorhub_rollout.core.answers import answer_ready
+from tensorhub_rollout.answers.sdk import answer_ready
 from tensorhub_rollout.core.leader import Leader, LeaderLimits
 from tensorhub_rollout.core.leader_events import (
     AnswerFrame,

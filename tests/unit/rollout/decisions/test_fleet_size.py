@@ -19,7 +19,6 @@ from tensorhub_common.protocol.rollout.entries import (
 )
 from tensorhub_common.protocol.rollout.messages import PublishedVersions, Report, RunnerHeartbeat, Sampling, VersionRule
 from tensorhub_common.protocol.rollout.questions import SeedingQuestion, SeedingState
-from tensorhub_rollout.core.decisions import Decisions, Engines, PolicyLimits
 from tensorhub_rollout.core.leader import Leader, LeaderLimits
 from tensorhub_rollout.core.leader_events import (
     EntryFolded,
@@ -30,6 +29,7 @@ from tensorhub_rollout.core.leader_events import (
     RoomSeen,
     VersionsSeen,
 )
+from tensorhub_rollout.decisions.decisions import Decisions, Engines, PolicyLimits
 from tensorhub_rollout.log.fold import fold
 from tensorhub_rollout.log.state import RolloutState
 from tensorhub_rollout.policy.plateau import StepModel

@@ -1,7 +1,7 @@
 """Whether a trainer's own engines have generated enough in a step."""
 
 from tensorhub_common.protocol.rollout.entries import RequestId
-from tensorhub_rollout.core.seeding_watch import SeedingWatch
+from tensorhub_rollout.decisions.seeding_watch import SeedingWatch
 from tensorhub_rollout.policy.finish_times import Load
 from tensorhub_rollout.policy.plateau import StepModel
 from tensorhub_rollout.policy.view import FleetView, InstanceView

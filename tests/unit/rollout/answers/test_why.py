@@ -27,7 +27,8 @@ from tensorhub_common.protocol.rollout.messages import (
     VersionRule,
 )
 from tensorhub_common.protocol.rollout.questions import WHY_CHARS_MAX, RequestWhy, WhyAnswer, WhyQuestion
-from tensorhub_rollout.core import why
+from tensorhub_rollout.answers import why
+from tensorhub_rollout.answers.why import ENDED, GROUPS_NAMED_MAX, why_of
 from tensorhub_rollout.core.leader_events import (
     AbortAnswered,
     EntryFolded,
@@ -39,7 +40,6 @@ from tensorhub_rollout.core.leader_events import (
     Withdraw,
 )
 from tensorhub_rollout.core.open_requests import ENDED_MAX
-from tensorhub_rollout.core.why import ENDED, GROUPS_NAMED_MAX, why_of
 from tensorhub_rollout.policy.arrival import Held
 
 OTHER = RequestId(3, 0)

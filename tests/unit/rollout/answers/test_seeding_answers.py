@@ -6,7 +6,7 @@ from tensorhub_common.machine import Tick
 from tensorhub_common.protocol.rollout.entries import Attach, Lead
 from tensorhub_common.protocol.rollout.messages import Frame, PublishedVersions, Report, RunnerHeartbeat
 from tensorhub_common.protocol.rollout.questions import SeedingAnswer, SeedingQuestion, SeedingState
-from tensorhub_rollout.core.answers import answer_seeding
+from tensorhub_rollout.answers.sdk import answer_seeding
 from tensorhub_rollout.core.leader import Leader, LeaderLimits
 from tensorhub_rollout.core.leader_events import (
     FrameCame,

@@ -13,10 +13,10 @@ from tensorhub_common.protocol.rollout.entries import (
     Submit,
 )
 from tensorhub_common.protocol.rollout.messages import PublishedVersions
-from tensorhub_rollout.core.decisions import PolicyLimits
 from tensorhub_rollout.core.leader import Leader, LeaderLimits
 from tensorhub_rollout.core.leader_events import EntryFolded, HubHold, VersionsSeen
-from tensorhub_rollout.core.version_holds import AGAIN_S, RENEWALS, HoldWord, VersionHolds
+from tensorhub_rollout.decisions.decisions import PolicyLimits
+from tensorhub_rollout.decisions.version_holds import AGAIN_S, RENEWALS, HoldWord, VersionHolds
 from tensorhub_rollout.log.fold import fold
 from tensorhub_rollout.log.state import RolloutState
 from tensorhub_rollout.policy.retention import RetentionLimits

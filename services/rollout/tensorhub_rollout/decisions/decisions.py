@@ -14,12 +14,12 @@ from msgspec.structs import replace
 
 from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_common.protocol.rollout.questions import SeedingAnswer, SeedingQuestion
-from tensorhub_rollout.core.answers import answer_seeding
-from tensorhub_rollout.core.fleet_size import FleetSize
+from tensorhub_rollout.answers.sdk import answer_seeding
 from tensorhub_rollout.core.leader import Leader
 from tensorhub_rollout.core.leader_events import EndSeeding, Place, Want, Withdraw
-from tensorhub_rollout.core.seeding_watch import SeedingWatch
-from tensorhub_rollout.core.version_holds import HoldWord, VersionHolds
+from tensorhub_rollout.decisions.fleet_size import FleetSize
+from tensorhub_rollout.decisions.seeding_watch import SeedingWatch
+from tensorhub_rollout.decisions.version_holds import HoldWord, VersionHolds
 from tensorhub_rollout.log.state import ANY_SITE
 from tensorhub_rollout.policy.activation import ActivationLimits, Turns, decide
 from tensorhub_rollout.policy.arrival import Held

@@ -8,8 +8,8 @@ from tests.unit.rollout.one_response import CAUSE, CLOCK_NS, REQUEST, ROOT, Job,
 from tensorhub_common.observability.trace_context import SpanRecord
 from tensorhub_common.protocol.rollout.entries import Cancel, End, Lead, Payload, RequestEnded, RequestId, SdkSender
 from tensorhub_common.protocol.rollout.messages import AbortResult, Finished, HeldAttempt
+from tensorhub_rollout.answers.response_story import delivery_span, story_of
 from tensorhub_rollout.core.leader_events import AbortAnswered, Withdraw
-from tensorhub_rollout.core.response_story import delivery_span, story_of
 
 
 def drawn(spans: list[SpanRecord]) -> Iterator[tuple[str, float, float]]:

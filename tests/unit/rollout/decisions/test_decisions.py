@@ -17,9 +17,9 @@ from tensorhub_common.protocol.rollout.entries import (
     Submit,
 )
 from tensorhub_common.protocol.rollout.messages import PublishedVersions, Report, RunnerHeartbeat
-from tensorhub_rollout.core.decisions import Decisions, Engines, PolicyLimits
 from tensorhub_rollout.core.leader import Leader, LeaderLimits
 from tensorhub_rollout.core.leader_events import HeartbeatCame, Place, ReportCame, VersionsSeen, Want
+from tensorhub_rollout.decisions.decisions import Decisions, Engines, PolicyLimits
 from tensorhub_rollout.log.fold import fold
 from tensorhub_rollout.log.state import RolloutState
 from tensorhub_rollout.policy.plateau import StepModel

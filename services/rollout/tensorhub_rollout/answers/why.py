@@ -24,10 +24,10 @@ from tensorhub_common.protocol.rollout.questions import (
     WhyAnswer,
     WhyQuestion,
 )
+from tensorhub_rollout.answers.response_story import end_of
 from tensorhub_rollout.core.leader import Leader
 from tensorhub_rollout.core.open_requests import OpenRequest
 from tensorhub_rollout.core.placement import AttemptState, PastAttempt, Placement
-from tensorhub_rollout.core.response_story import end_of
 from tensorhub_rollout.log.state import Group, RolloutState, StoredEnd
 from tensorhub_rollout.policy.arrival import Held
 from tensorhub_rollout.policy.view import FleetView, InstanceView
