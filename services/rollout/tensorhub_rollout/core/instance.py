@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tensorhub_common.protocol.rollout.entries import Attempt, RequestId
-from tensorhub_common.protocol.rollout.messages import attempt_key
+from tensorhub_common.protocol.rollout.messages import RunnerHeartbeat, attempt_key
 from tensorhub_rollout.core.responses import Response
 from tensorhub_rollout.policy.plateau import StepModel, StepSums
 from tensorhub_rollout.policy.view import InstanceView
@@ -105,6 +105,20 @@ class Instance:
     def awaits_version(self) -> bool:
         """Whether it is to have one version, and does not have it yet."""
         return isinstance(self.version_wanted, int) and self.version != self.version_wanted
+
+    def take(self, beat: RunnerHeartbeat, now: float) -> bool:
+        """Take what its runner tells; tell whether policies see something else of it than before."""
+        before = self._told()
+        if beat.steps != self.steps or not self.attempts:
+            self.stepped_at = now
+        self.steps = beat.steps
+        self.model, self.slots, self.version = beat.model, beat.slots, beat.version
+        self.is_leaving, self.is_local, self.keeps_versions = beat.is_leaving, beat.is_local, beat.keeps_versions
+        self.measured.extend(beat.measured)
+        return self._told() != before
+
+    def _told(self) -> tuple[object, ...]:
+        return self.model, self.slots, self.version, self.is_leaving, self.is_local, self.keeps_versions
 
     def note_idle(self, of: RequestId, attempt: Attempt) -> None:
         """Note that a request is to run no more on it, of which it had this attempt."""

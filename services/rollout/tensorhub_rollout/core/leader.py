@@ -395,28 +395,19 @@ class Leader:
             if beat.log < self.log:
                 self._context.effects.append(AnswerHeartbeat(HeartbeatResult(self.log, self.term, _NO_VERSIONS)))
             return
-        if beat.steps != instance.steps or not instance.attempts:
-            instance.stepped_at = self._context.now
-        instance.steps = beat.steps
-        before = _told(instance)
-        instance.model, instance.slots, instance.keeps_versions = beat.model, beat.slots, beat.keeps_versions
-        instance.is_leaving, instance.is_local = beat.is_leaving, beat.is_local
-        arrivals = self.models[beat.model].arrivals
-        arrivals.heard(event.runner, instance.version, beat.version, beat.loads_in_s, self._context.now)
-        if beat.version != instance.version:
-            instance.version = beat.version
-            self.open_requests.end_unreachable(beat.model)
-        if _told(instance) != before:
+        now, versions, version = self._context.now, self.models[beat.model], instance.version
+        if instance.take(beat, now):
             self.fleet.note_changed(instance)
-        instance.measured.extend(beat.measured)
-        if beat.measured and self._context.now - instance.fitted_at >= self.limits.fitted_s:
+        versions.arrivals.heard(event.runner, version, beat.version, beat.loads_in_s, now)
+        if beat.version != version:
+            self.open_requests.end_unreachable(beat.model)
+        if beat.measured and now - instance.fitted_at >= self.limits.fitted_s:
             # Here, and not in a look of the policies: those would fit all instances at once.
-            instance.fitted_at, instance.step_model = self._context.now, fitted(instance.measured)
-        versions = self.models[beat.model].published
+            instance.fitted_at, instance.step_model = now, fitted(instance.measured)
         flush_s = len(self.instances) / self.limits.frames_per_s_max
         wants_report, wanted = not instance.has_reported, instance.version_wanted
         result = HeartbeatResult(
-            self.log, self.term, versions, wants_report, flush_s, wanted, is_enough=instance.is_enough
+            self.log, self.term, versions.published, wants_report, flush_s, wanted, is_enough=instance.is_enough
         )
         self._context.effects.append(AnswerHeartbeat(result))
 
@@ -494,15 +485,3 @@ class Leader:
                 part = checkpoint(placement, self.responses.get(of), self.state.request(of))
                 if part is not None:
                     self._context.effects.append(part)
-
-
-def _told(instance: Instance) -> tuple[object, ...]:
-    """Return what heartbeats tell of an instance that policies see."""
-    return (
-        instance.model,
-        instance.slots,
-        instance.version,
-        instance.is_leaving,
-        instance.is_local,
-        instance.keeps_versions,
-    )
