@@ -1,7 +1,7 @@
 """A leader whose one group has two requests, driven by hand: what is placed, made and ended of the second one."""
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -57,10 +57,28 @@ CLOCK_NS = 1_000_000_000_000
 """What is added to the leader's time."""
 
 
+def frame_of(
+    runner: str,
+    attempt: Attempt,
+    start: int,
+    tokens: Sequence[int],
+    version: int | None = None,
+    finished: Finished | None = None,
+) -> FrameCame:
+    """Return a frame with tokens of one attempt. `version`: they begin a run on it; None: the run goes on."""
+    attempts, starts, counts = (array("q", [each]).tobytes() for each in (attempt_key(attempt), start, len(tokens)))
+    body = array("i", tokens).tobytes()
+    runs = () if version is None else ((attempt, TokenRun(start, version, "root", runner, attempt)),)
+    ends = () if finished is None else (finished,)
+    return FrameCame(runner, Frame(LOG, 1, 1, attempts, starts, counts, body, body, runs, ends))
+
+
 @dataclass
 class Job:
-    """A leader whose one group has two requests, and the entries that it has folded. Version 5 is published."""
+    """A leader whose one group has two requests, and the entries that it has folded. One version is published."""
 
+    newest: int = 5
+    """That version, which instances have."""
     state: RolloutState = field(default_factory=lambda: RolloutState("run-7"))
     seq: int = 0
     leader: Leader = field(init=False)
@@ -74,22 +92,23 @@ class Job:
 
     def lead(self, now: float) -> None:
         self.leader = Leader(self.state, LOG, LeaderLimits(gather_s=0.0, silence_s=100.0), now)
-        self.leader.handle(VersionsSeen("policy", PublishedVersions(1, (5,))), now)
+        self.leader.handle(VersionsSeen("policy", PublishedVersions(1, (self.newest,))), now)
 
     def fold(self, entry: AnyEntry) -> Outcome:
         self.seq += 1
         return fold(self.state, self.seq, entry).outcome
 
     def runner(self, runner: str, now: float, incarnation: int = 1, held: tuple[HeldAttempt, ...] = ()) -> None:
-        beat = RunnerHeartbeat(LOG, incarnation, 0, "policy", 8, 5)
+        beat = RunnerHeartbeat(LOG, incarnation, 0, "policy", 8, self.newest)
         self.leader.handle(HeartbeatCame(runner, beat), now)
         self.leader.handle(ReportCame(runner, Report(LOG, incarnation, held)), now)
         self.leader.handle(Tick(), now + 0.05)
 
-    def place(self, runner: str, now: float, reason: str = "") -> Attempt:
-        self.leader.handle(Place(REQUEST, runner, reason), now)
-        self.leader.handle(PromptLoaded(REQUEST, b"", Sampling(TOKENS_MAX, 7), VersionRule()), now)
-        placement = self.leader.requests[REQUEST].placement
+    def place(self, runner: str, now: float, reason: str = "", of: RequestId = REQUEST) -> Attempt:
+        self.leader.handle(Place(of, runner, reason), now)
+        prompt = PromptLoaded(of, b"", Sampling(TOKENS_MAX, 7), VersionRule(), newest=self.newest)
+        self.leader.handle(prompt, now)
+        placement = self.leader.requests[of].placement
         assert placement is not None
         result = AssignResult(placement.attempt, placement.began_at)
         self.leader.handle(AssignAnswered(runner, 1, (result,)), now)
@@ -98,11 +117,7 @@ class Job:
     def tokens(
         self, runner: str, attempt: Attempt, start: int, number: int, now: float, finished: Finished | None = None
     ) -> None:
-        attempts, starts, counts = (array("q", [each]).tobytes() for each in (attempt_key(attempt), start, number))
-        body = array("i", range(number)).tobytes()
-        run = (attempt, TokenRun(start, 5, "root", runner, attempt))
-        ends = () if finished is None else (finished,)
-        self.leader.handle(FrameCame(runner, Frame(LOG, 1, 1, attempts, starts, counts, body, body, (run,), ends)), now)
+        self.leader.handle(frame_of(runner, attempt, start, range(number), self.newest, finished), now)
 
     def spans(
         self, now: float, *, submitted: float | None = 1.0, cause: TraceContext | None = None

@@ -7,6 +7,7 @@ from array import array
 from dataclasses import dataclass, field
 
 import pytest
+from tests.unit.rollout.one_response import frame_of
 
 from tensorhub_common.machine import Tick
 from tensorhub_common.protocol.rollout.entries import (
@@ -23,22 +24,18 @@ from tensorhub_common.protocol.rollout.messages import (
     AbortResult,
     AssignResult,
     Finished,
-    Frame,
     HeldAttempt,
     PublishedVersions,
     Report,
     RunnerHeartbeat,
     Sampling,
-    TokenRun,
     VersionRule,
-    attempt_key,
 )
 from tensorhub_common.protocol.rollout.payloads import SubmittedPrompt, SubmittedPrompts
 from tensorhub_rollout.core.leader import Leader, LeaderLimits
 from tensorhub_rollout.core.leader_events import (
     AbortAnswered,
     AssignAnswered,
-    FrameCame,
     HeartbeatCame,
     LeaderEffect,
     LeaderInput,
@@ -129,12 +126,8 @@ class Job:
         ends: bool = False,
     ) -> None:
         """Have an attempt make tokens. `version`: they begin a run on it; None: the run goes on."""
-        columns = (array("q", [each]).tobytes() for each in (attempt_key(attempt), start, len(tokens)))
-        attempts, starts, counts = columns
-        body = array("i", tokens).tobytes()
-        runs = () if version is None else ((attempt, TokenRun(start, version, "root", runner, attempt)),)
-        finished = (Finished(attempt, start + len(tokens), "stop"),) if ends else ()
-        self.tell(FrameCame(runner, Frame("log", 1, 1, attempts, starts, counts, body, body, runs, finished)))
+        finished = Finished(attempt, start + len(tokens), "stop") if ends else None
+        self.tell(frame_of(runner, attempt, start, tokens, version, finished))
 
     def stop(self, runner: str, attempt: Attempt, tokens: int) -> None:
         self.tell(AbortAnswered(runner, 1, (AbortResult(attempt, tokens),), ()))

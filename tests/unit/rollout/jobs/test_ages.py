@@ -1,106 +1,65 @@
 """How old what is done is, as metrics have it: counted by hand."""
 
-from array import array
-
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader
 from opentelemetry.sdk.resources import Resource
+from tests.unit.rollout import one_response
+from tests.unit.rollout.one_response import frame_of
 
-from tensorhub_common.machine import Tick
 from tensorhub_common.protocol.rollout.entries import (
     AnyEntry,
-    Attach,
-    Attempt,
     Done,
     End,
-    GroupSubmitted,
-    Lead,
     Payload,
     RequestEnded,
     RequestId,
     SdkSender,
-    Submit,
 )
 from tensorhub_common.protocol.rollout.messages import (
-    AssignResult,
-    Frame,
     PublishedVersions,
-    Report,
-    RunnerHeartbeat,
-    Sampling,
-    TokenRun,
-    VersionRule,
-    attempt_key,
 )
-from tensorhub_rollout.core.leader import Leader, LeaderLimits
 from tensorhub_rollout.core.leader_events import (
-    AssignAnswered,
     EntryFolded,
-    FrameCame,
-    HeartbeatCame,
-    Place,
-    PromptLoaded,
-    ReportCame,
     VersionsSeen,
 )
 from tensorhub_rollout.jobs.ages import AGE_MAX, ResponseAges
-from tensorhub_rollout.log.fold import fold
-from tensorhub_rollout.log.state import RolloutState
 
 FIRST, SECOND = RequestId(3, 0), RequestId(3, 1)
 RUNNER = "runner-0"
 
 
-class Job:
+class Job(one_response.Job):
     """A leader whose one group has two requests, submitted when version 1 was the newest, and what is counted of it."""
 
     def __init__(self) -> None:
         self.reader = InMemoryMetricReader()
         self.provider = MeterProvider([self.reader], Resource.get_empty(), shutdown_on_exit=False)
         self.ages = ResponseAges("run-7", self.provider.get_meter("test"))
-        self.state, self.seq = RolloutState("run-7"), 0
-        for entry in (Lead(1, "m"), Attach("main", "policy", 0, "n")):
-            self.fold(entry)
-        self.fold(Submit(SdkSender(2, 1), (GroupSubmitted("p", "a" * 64, 2, 1, 99),), Payload("b" * 64, 1)))
-        self.leader = Leader(self.state, "log", LeaderLimits(gather_s=0.0, silence_s=100.0), 0.0)
-        self.publish(1)
-        self.leader.handle(HeartbeatCame(RUNNER, RunnerHeartbeat("log", 1, 0, "policy", 8, 1)), 0.0)
-        self.leader.handle(ReportCame(RUNNER, Report("log", 1, ())), 0.0)
-        self.leader.handle(Tick(), 0.1)
-        for of in (FIRST, SECOND):
-            self.leader.handle(Place(of, RUNNER), 0.1)
-            self.leader.handle(PromptLoaded(of, b"", Sampling(99, 7), VersionRule(), newest=1), 0.1)
-        results = tuple(AssignResult(attempt, 0) for attempt in self.leader.placements)
-        self.leader.handle(AssignAnswered(RUNNER, 1, results), 0.1)
+        super().__init__(newest=1)
+        self.runner(RUNNER, 0.0)
+        self.attempts = {of: self.place(RUNNER, 0.1, of=of) for of in (FIRST, SECOND)}
 
-    def fold(self, entry: AnyEntry) -> None:
-        self.seq += 1
-        outcome = fold(self.state, self.seq, entry).outcome
-        leader = getattr(self, "leader", None)
-        self.ages.take(leader, outcome)
-        if leader is not None:
-            leader.handle(EntryFolded(outcome), 1.0)
+    def say(self, entry: AnyEntry) -> None:
+        """Have an entry folded and counted, then told to the leader, if there is one."""
+        outcome = self.fold(entry)
+        self.ages.take(self.leader, outcome)
+        if self.leader is not None:
+            self.leader.handle(EntryFolded(outcome), 1.0)
 
     def publish(self, newest: int) -> None:
         self.leader.handle(VersionsSeen("policy", PublishedVersions(newest, tuple(range(1, newest + 1)))), 0.0)
 
     def ends(self, of: RequestId, *runs: tuple[int, int]) -> None:
         """Have a response made of runs of (version, number of tokens), and end."""
-        attempt = Attempt(1, 1 + of.index)
-        count = sum(number for _, number in runs)
-        starts = [sum(number for _, number in runs[:at]) for at in range(len(runs))]
-        body = array("i", range(count)).tobytes()
-        told = tuple(
-            (attempt, TokenRun(start, version, "root", RUNNER, attempt))
-            for start, (version, _) in zip(starts, runs, strict=True)
-        )
-        attempts, at, counts = (array("q", [each]).tobytes() for each in (attempt_key(attempt), 0, count))
-        self.leader.handle(FrameCame(RUNNER, Frame("log", 1, 1, attempts, at, counts, body, body, told)), 0.5)
-        self.fold(End(1, (RequestEnded(of, attempt, "stop", count),), Payload(f"{of.index}" * 64, 1)))
+        attempt, count = self.attempts[of], 0
+        for version, number in runs:
+            self.leader.handle(frame_of(RUNNER, attempt, count, range(number), version), 0.5)
+            count += number
+        self.say(End(1, (RequestEnded(of, attempt, "stop", count),), Payload(f"{of.index}" * 64, 1)))
 
     def done(self, n: int, *requests: RequestId) -> None:
-        self.fold(Done(SdkSender(2, n), requests))
+        self.say(Done(SdkSender(2, n), requests))
 
     def recorded(self, name: str) -> list[float] | None:
         """Return how many were recorded, and the sum; None: none."""
