@@ -61,7 +61,7 @@ class Assignments:
             return
         if requests.is_reserved(instance) or (of in requests.alone and instance.pending):
             return
-        if not requests.admission.admit(requests.group_of(of)):
+        if not requests.admission.admit(requests.group_id_of(of)):
             return
         self._counts.attempts += 1
         response = requests.responses.get(of)

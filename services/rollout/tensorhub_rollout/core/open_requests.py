@@ -338,18 +338,18 @@ class OpenRequests:
 
     # ------------------------------------------------------------------------------------------ room
 
-    def group_of(self, of: RequestId) -> GroupId:
+    def group_id_of(self, of: RequestId) -> GroupId:
         """Return the group of a request."""
         return of.submission, self._state.submissions[of.submission].requests[of.index].group
 
     def has_begun_group(self, of: RequestId) -> bool:
         """Tell whether the group of a request counts as begun, where payloads have a limit."""
-        return self.group_of(of) in self.admission.begun
+        return self.group_id_of(of) in self.admission.begun
 
     def look_at_room(self) -> None:
         """Let no further group begin where payloads are nearly full; a group that has begun finishes."""
         counted = self.by_id if self.admission.payload_bytes_max else ()
-        self.admission.look(self.group_of(of) for of in counted if self._has_begun(of))
+        self.admission.look(self.group_id_of(of) for of in counted if self._has_begun(of))
 
     def is_full(self) -> bool:
         """Tell whether payloads let no group begin, and each that has begun has ended: only `done` makes room then."""
