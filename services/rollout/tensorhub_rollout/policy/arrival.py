@@ -17,8 +17,8 @@ machine goes away gives its requests back, those with the most tokens first: the
 """
 
 import math
-from collections.abc import Mapping
-from heapq import nsmallest
+from collections.abc import Callable, Mapping
+from heapq import heapify, heappop, heappush
 from typing import Final
 
 import msgspec
@@ -144,16 +144,36 @@ class _Placing:
     def __init__(self, view: FleetView, facts: RequestFacts, fleet: FleetLoads, limits: ArrivalLimits) -> None:
         self._view, self._facts, self._fleet, self._limits = view, facts, fleet, limits
         self._admits = limits.admits_by_arrival and fleet.is_measured
-        self._room = {name: _room(each, limits) for name, each in fleet.instances.items()}
-        self._ready_s = {name: _ready_s(view, each) for name, each in fleet.instances.items()}
-        self.open = frozenset(name for name, room in self._room.items() if room > 0 and self._ready_s[name] == 0)
+        self._room: dict[str, int] = {}
+        """How many requests each instance takes now."""
+        self._ready_s: dict[str, float | None] = {}
+        """When each could begin with a request that is for no version alone; None: not known, or never."""
+        open_ = []
+        self.has_room = False
+        for name, each in fleet.instances.items():
+            free = each.free_slots
+            self._room[name] = room = min(limits.pending_max - len(each.pending), free) if each.takes_more else 0
+            if free <= 0:
+                ready_s = None
+            elif each.takes_more and each.may_start and not view.is_kept_back(each):
+                ready_s = 0.0
+            else:
+                ready_s = each.arrives_in_s
+            self._ready_s[name] = ready_s
+            if room > 0:
+                self.has_room = True
+                if ready_s == 0:
+                    open_.append(name)
+        self.open = frozenset(open_)
         """Instances on which a request for no version alone could begin now."""
-        self.has_room = any(room > 0 for room in self._room.values())
         self.actions: list[PlaceAction] = []
         self._loads: dict[str, Load] = {}
         """What instances have and what waits for them, of those that were asked for."""
         self._candidates: list[str] = []
         self._uses = 0
+        self._by_finish: _Least | None = None
+        self._by_busy: _Least | None = None
+        """All that may be candidates, once some were asked for."""
         self._still_open: set[str] = set()
 
     def place(self, order: WaitingOrder, held_before: Mapping[RequestId, Held], now: float) -> dict[RequestId, Held]:
@@ -208,6 +228,7 @@ class _Placing:
         is_held = best_now is None or (best != best_now and may_hold)
         finish_s, name = best if best_now is None or is_held else best_now
         self._load(name).add(work, fleet.steps[name], is_new=True, is_due=is_due)
+        self._note_load(name)
         if is_held:
             if is_alone:
                 # Nothing else is placed there, so that nothing is pending there soon.
@@ -237,20 +258,19 @@ class _Placing:
 
     def _has_pending(self, name: str) -> bool:
         each = self._fleet.instances[name]
-        return bool(each.pending) or self._room[name] < _room(each, self._limits)
+        return bool(each.pending) or self._room[name] < min(self._limits.pending_max, each.free_slots)
 
     def _load(self, name: str) -> Load:
         if name not in self._loads:
             self._loads[name] = self._fleet.load(name)
+            self._note_load(name)
         return self._loads[name]
 
-    def _finish_s(self, name: str) -> float:
-        load = self._loads.get(name)
-        return self._fleet.finish_s(name) if load is None else load.finish_s(self._fleet.steps[name])
-
-    def _busy_s(self, name: str) -> float:
-        load = self._loads.get(name)
-        return self._fleet.busy_s(name) if load is None else load.busy_s
+    def _note_load(self, name: str) -> None:
+        if self._by_finish is not None and self._by_busy is not None:
+            load = self._loads[name]
+            self._by_finish.put(name, load.finish_s(self._fleet.steps[name]))
+            self._by_busy.put(name, load.busy_s)
 
     def _first(self) -> list[str]:
         """Return where a request may be done soonest: of those with room or that have a version soon, a few.
@@ -261,25 +281,45 @@ class _Placing:
         if len(fleet.instances) <= 2 * CANDIDATES:
             return [*fleet.instances]
         if self._uses <= 0 or not any(room[name] > 0 for name in self._candidates):
-            open_ = [name for name, each in fleet.instances.items() if room[name] > 0 or each.arrives_in_s is not None]
-            first = nsmallest(CANDIDATES, open_, key=lambda name: (self._finish_s(name), name))
-            least = nsmallest(CANDIDATES, open_, key=lambda name: (self._busy_s(name), name))
+            if self._by_finish is None or self._by_busy is None:
+                named = fleet.instances.items()
+                open_ = [name for name, each in named if room[name] > 0 or each.arrives_in_s is not None]
+                self._by_finish, self._by_busy = _Least(fleet.finish_s(open_)), _Least(fleet.busy_s(open_))
+                for name in self._loads:
+                    self._note_load(name)
+            first = self._by_finish.first(CANDIDATES, self._is_candidate)
+            least = self._by_busy.first(CANDIDATES, self._is_candidate)
             self._candidates, self._uses = [*dict.fromkeys((*first, *least))], CANDIDATES
         self._uses -= 1
         return self._candidates
 
-
-def _room(instance: InstanceView, limits: ArrivalLimits) -> int:
-    """Return how many requests an instance takes now."""
-    if not instance.takes_more:
-        return 0
-    return min(limits.pending_max - len(instance.pending), instance.free_slots)
+    def _is_candidate(self, name: str) -> bool:
+        return self._room[name] > 0 or self._fleet.instances[name].arrives_in_s is not None
 
 
-def _ready_s(view: FleetView, instance: InstanceView) -> float | None:
-    """Return when an instance could begin with a request that is for no version alone; None: not known, or never."""
-    if instance.free_slots <= 0:
-        return None
-    if instance.takes_more and instance.may_start and not view.is_kept_back(instance):
-        return 0.0
-    return instance.arrives_in_s
+class _Least:
+    """Instances by a number that changes: which have the least. To sort thousands again and again takes too long."""
+
+    def __init__(self, numbers: dict[str, float]) -> None:
+        self._numbers = numbers
+        self._heap = [(number, name) for name, number in numbers.items()]
+        """Some have other numbers by now."""
+        heapify(self._heap)
+
+    def put(self, name: str, number: float) -> None:
+        """Take the number of an instance that has one."""
+        if self._numbers.get(name, number) != number:
+            self._numbers[name] = number
+            heappush(self._heap, (number, name))
+
+    def first(self, count: int, is_meant: Callable[[str], bool]) -> list[str]:
+        """Return those with the least of these that are meant; one that is not never is again."""
+        heap, numbers = self._heap, self._numbers
+        found: list[tuple[float, str]] = []
+        while heap and len(found) < count:
+            number, name = each = heappop(heap)
+            if numbers[name] == number and is_meant(name) and (not found or each != found[-1]):
+                found.append(each)
+        for each in found:
+            heappush(heap, each)
+        return [name for _, name in found]

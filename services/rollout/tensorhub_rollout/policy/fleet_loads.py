@@ -5,7 +5,7 @@ instance whose assessment is the oldest. What is placed counts at once, and what
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from typing import Final
 
@@ -99,7 +99,7 @@ class FleetLoads:
         """Take which instances there are, and assess some of what they have."""
         self._now = now
         self.instances = {each.runner: each for each in view.instances if not each.is_leaving}
-        placed = sum(len(each.executing) + len(each.pending) for each in view.instances if not each.is_leaving)
+        placed = sum([len(each.executing) + len(each.pending) for each in self.instances.values()])
         self.beside = (placed + len(view.waiting)) // max(1, len(self.instances))
         if self._known is not facts.steps or self.steps.keys() != self.instances.keys():
             self._meet(facts.steps)
@@ -164,15 +164,19 @@ class FleetLoads:
         found.advance(self.steps[name], self._now)
         return found
 
-    def finish_s(self, name: str) -> float:
-        """Return when an instance is done, in seconds."""
-        load = self._loads[name]
-        takes_s = load.finish_s(self.steps[name])
-        return max(LEFT_MIN * takes_s, takes_s - (self._now - load.as_of))
+    def finish_s(self, names: Iterable[str]) -> dict[str, float]:
+        """Return when instances are done, in seconds."""
+        loads, steps, now = self._loads, self.steps, self._now
+        found = {}
+        for name in names:
+            load = loads[name]
+            takes_s = load.finish_s(steps[name])
+            found[name] = max(LEFT_MIN * takes_s, takes_s - (now - load.as_of))
+        return found
 
-    def busy_s(self, name: str) -> float:
-        """Return how long an instance would take if its steps cost nothing beside its responses, as last assessed."""
-        return self._loads[name].busy_s
+    def busy_s(self, names: Iterable[str]) -> dict[str, float]:
+        """Return how long instances would take if steps cost nothing beside their responses, as last assessed."""
+        return {name: self._loads[name].busy_s for name in names}
 
     def loads(self) -> dict[str, Load]:
         """Return what all have to do now."""
