@@ -6,6 +6,7 @@ the order of submission or return.
 
 from collections.abc import Collection, Iterator
 from itertools import chain, takewhile
+from typing import Final
 
 from tensorhub_common.protocol.rollout.entries import RequestId
 
@@ -14,7 +15,10 @@ class WaitingQueue:
     """Requests without an attempt. A request is in it once, and is taken out wherever it is."""
 
     def __init__(self) -> None:
-        self._places: dict[RequestId, tuple[str, int, bool]] = {}
+        self._places: dict[object, tuple[str, int, bool]] = {}
+        """By request."""
+        self.place_of: Final = self._places.get
+        """Returns the model of a request, and how it waits there; None: it does not."""
         self._queues: dict[str, dict[tuple[int, bool], dict[RequestId, int]]] = {}
         """By model, then by (less urgent, has not begun): which, and the number under which it came."""
         self._came = 0
@@ -55,17 +59,16 @@ class WaitingQueue:
     def since(self, model: str, number: int) -> tuple[list[RequestId], int]:
         """Return which requests of a model have come since such a number, and the number now; -1: all."""
         queues = self._queues.get(model, {}).values()
-        came = [takewhile(lambda each: each[1] > number, reversed(queue.items())) for queue in queues]
+        came = [[*takewhile(lambda each: each[1] > number, reversed(queue.items()))] for queue in queues]
+        came = [each for each in came if each]
+        if len(came) == 1:
+            return [of for of, _ in reversed(came[0])], self._came
         return [of for of, _ in sorted(chain.from_iterable(came), key=lambda each: each[1])], self._came
 
     def count(self, model: str) -> int:
         """Return how many requests of a model wait."""
         return sum(map(len, self._queues.get(model, {}).values()))
 
-    def is_of(self, of: object, model: str) -> bool:
-        """Tell whether a request of a model waits."""
-        place = self._places.get(of)  # type: ignore[call-overload] # anything may be asked for
-        return place is not None and place[0] == model
 
     def in_order(self, model: str) -> Iterator[RequestId]:
         """Return the requests of a model in their order."""
@@ -77,13 +80,14 @@ class _OfModel(Collection[RequestId]):
     """Those of one model."""
 
     def __init__(self, queue: WaitingQueue, model: str) -> None:
-        self._queue, self._model = queue, model
+        self._queue, self._model, self._place_of = queue, model, queue.place_of
 
     def __len__(self) -> int:
         return self._queue.count(self._model)
 
     def __contains__(self, of: object) -> bool:
-        return self._queue.is_of(of, self._model)
+        place = self._place_of(of)
+        return place is not None and place[0] == self._model
 
     def __iter__(self) -> Iterator[RequestId]:
         return self._queue.in_order(self._model)

@@ -27,8 +27,9 @@ from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_rollout.policy.finish_times import Load
 from tensorhub_rollout.policy.fleet_loads import AssessmentLimits, FleetLoads, RequestFacts
 from tensorhub_rollout.policy.moving import MoveLimits, moves
+from tensorhub_rollout.policy.rank_order import Rank
 from tensorhub_rollout.policy.view import Action, FleetView, InstanceView, MoveAction, PlaceAction, ReleaseAction
-from tensorhub_rollout.policy.waiting_order import Rank, WaitingOrder
+from tensorhub_rollout.policy.waiting_order import WaitingOrder
 
 CANDIDATES: Final = 8
 """In a larger fleet a request is compared on this number of instances of two kinds, chosen anew as often."""

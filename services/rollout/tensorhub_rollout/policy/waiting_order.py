@@ -1,25 +1,25 @@
 """The waiting requests of a model in the order in which a policy places them. Pure.
 
 To compare thousands of requests with those of the look before takes longer than a look may. So what has come is told by
-the view, what has gone is passed over where it stands and is taken out once it is first, and what has come is ranked
-`count_max` at a look: others wait behind all that are ranked.
+the view, what has gone is passed over where it stands and is taken out once it is first or a few at a look, and what
+has come is ranked `count_max` at a look: others wait behind all that are ranked.
 """
 
-from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Final
 
 from tensorhub_common.protocol.rollout.entries import RequestId
+from tensorhub_rollout.policy.rank_order import Rank, RankOrder
 from tensorhub_rollout.policy.view import FleetView
 
 GONE_SHARE_MAX: Final = 0.25
-"""Once more than this share of those that stand in order has gone, these are taken out."""
+"""Once more than this share of what is known has gone, it is looked for."""
 GONE_MIN: Final = 64
 """And not where it is so few."""
-
-Rank = tuple[int, bool, float, RequestId]
-"""When a waiting request is placed, lower ones first: less urgent, can wait, less its length in tokens, which."""
+SWEPT_MAX: Final = 512
+"""Limit of the ranked requests that one look looks at for what has gone."""
 
 
 class WaitingOrder:
@@ -27,11 +27,13 @@ class WaitingOrder:
 
     def __init__(self) -> None:
         """Know of none."""
-        self._order: list[Rank] = []
+        self._order = RankOrder()
         """Some have gone since."""
         self._ranks: dict[RequestId, Rank] = {}
-        self._unranked: dict[RequestId, None] = {}
-        """Those that are to be ranked, or ranked anew."""
+        self._unranked: deque[RequestId] = deque()
+        """Those that are to be ranked, or ranked anew; some may be there twice, and some have gone since."""
+        self._swept: deque[RequestId] = deque()
+        """Those that are yet to be looked at for what has gone."""
         self._serial: int | None = None
         """Until where it is known what has come; None: it is not."""
         self._step = 0
@@ -41,48 +43,59 @@ class WaitingOrder:
 
     def update(self, view: FleetView, rank: Callable[[RequestId], Rank], count_max: int) -> bool:
         """Take what has come and what has gone, and return whether any has come into the order."""
-        self._unranked.update(self._came(view))
+        self._unranked.extend(self._came(view))
         if view.step != self._step:
             # What was submitted ahead is due now.
             self._step = view.step
-            self._unranked.update(dict.fromkeys(self._ranks))
-        to_rank = [*islice(self._unranked, count_max)]
-        for of in to_rank:
-            del self._unranked[of]
+            self._unranked.extend(self._ranks)
+        waiting, count = view.waiting, min(count_max, len(self._unranked))
+        for _ in range(count):
+            of = self._unranked.popleft()
             if of in self._ranks:
                 self._discard(of)
-            if of in view.waiting:
+            if of in waiting:
                 self._ranks[of] = found = rank(of)
-                insort(self._order, found)
+                self._order.add(found)
         self._forget(view)
-        return bool(to_rank)
+        return count > 0
 
     def of(self, view: FleetView) -> Iterator[RequestId]:
         """Return what waits and is ranked, in its order."""
-        return (rank[3] for rank in self._order if rank[3] in view.waiting)
+        waiting = view.waiting
+        return (rank[3] for rank in self._order if rank[3] in waiting)
 
-    def _came(self, view: FleetView) -> dict[RequestId, None]:
+    def _came(self, view: FleetView) -> list[RequestId]:
         if view.waiting_since is None:
             self._serial = None
-            came = dict.fromkeys(of for of in view.waiting if of not in self._ranks)
-        else:
-            is_all = self._serial is None
-            told, self._serial = view.waiting_since(-1 if self._serial is None else self._serial)
-            came = dict.fromkeys(of for of in told if not (is_all and of in self._ranks))
-        return came
+            unranked = {*self._unranked}
+            return [of for of in view.waiting if of not in self._ranks and of not in unranked]
+        is_all = self._serial is None
+        told, self._serial = view.waiting_since(-1 if self._serial is None else self._serial)
+        # Those that were found without being told are there already.
+        unranked = {*self._unranked} if is_all else set()
+        return [of for of in told if not (is_all and (of in self._ranks or of in unranked))]
 
     def _discard(self, of: RequestId) -> None:
-        del self._order[bisect_left(self._order, self._ranks.pop(of))]
+        self._order.remove(self._ranks.pop(of))
 
     def _forget(self, view: FleetView) -> None:
         """Take out what has gone: that at the front, and the rest where it is much."""
         waiting, order = view.waiting, self._order
-        first = next((at for at, rank in enumerate(order) if rank[3] in waiting), len(order))
-        for rank in order[:first]:
-            del self._ranks[rank[3]]
-        del order[:first]
+        first = []
+        for rank in order:
+            if rank[3] in waiting:
+                break
+            first.append(rank[3])
+        for of in first:
+            self._discard(of)
         gone = len(order) + len(self._unranked) - len(waiting)
-        if gone > max(GONE_MIN, GONE_SHARE_MAX * len(order)):
-            self._order = [rank for rank in order if rank[3] in waiting]
-            self._ranks = {rank[3]: rank for rank in self._order}
-            self._unranked = {of: None for of in self._unranked if of in waiting}
+        if gone <= max(GONE_MIN, GONE_SHARE_MAX * len(waiting)):
+            return
+        if len(self._unranked) > len(waiting):
+            self._unranked = deque(dict.fromkeys(of for of in self._unranked if of in waiting))
+        if not self._swept:
+            self._swept.extend(self._ranks)
+        for _ in range(min(SWEPT_MAX, len(self._swept))):
+            of = self._swept.popleft()
+            if of in self._ranks and of not in waiting:
+                self._discard(of)

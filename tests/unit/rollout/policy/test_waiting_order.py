@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_rollout.core.waiting import WaitingQueue
+from tensorhub_rollout.policy.rank_order import Rank
 from tensorhub_rollout.policy.view import FleetView
-from tensorhub_rollout.policy.waiting_order import GONE_MIN, Rank, WaitingOrder
+from tensorhub_rollout.policy.waiting_order import GONE_MIN, WaitingOrder
 
 MODEL = "policy"
 
