@@ -276,7 +276,7 @@ class Leader:
         instances = []
         for each in self.fleet.of_model(model):
             pending, executing, version, shown = each.pending.shown(), each.executing.shown(), each.version, each.shown
-            arrives_in_s = arrivals.arrives_in_s(each.runner, version, now)
+            arrives_in_s = None if version == arrivals.version else arrivals.arrives_in_s(each.runner, version, now)
             # A request that is tried alone keeps others from an instance, whatever else is the same there.
             if (
                 shown is None

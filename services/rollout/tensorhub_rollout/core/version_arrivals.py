@@ -30,7 +30,8 @@ class _Told:
 class VersionArrivals:
     """The arrivals of one model's versions."""
 
-    _version: int | None = None
+    version: int | None = None
+    """The newest one, as far as it is known."""
     _published_at: float | None = None
     _took_s: dict[str, float] = field(default_factory=dict)
     """By runner: how long its last version took."""
@@ -41,8 +42,8 @@ class VersionArrivals:
 
     def published(self, version: int, now: float, *, is_new: bool) -> None:
         """Take the newest version. `is_new`: it was published just now, and not before this leader began."""
-        if version != self._version:
-            self._version, self._published_at = version, now if is_new else None
+        if version != self.version:
+            self.version, self._published_at = version, now if is_new else None
             self._told.clear()
 
     def heard(self, runner: str, before: int | None, version: int | None, loads_in_s: float | None, now: float) -> None:
@@ -51,7 +52,7 @@ class VersionArrivals:
             self._told.pop(runner, None)
         else:
             self._told[runner] = _Told(now, loads_in_s)
-        if version == self._version and before != version and self._published_at is not None and runner in self._had:
+        if version == self.version and before != version and self._published_at is not None and runner in self._had:
             self._took_s[runner] = now - self._published_at
             self._latest_s.append(now - self._published_at)
         if version is not None:
@@ -65,7 +66,7 @@ class VersionArrivals:
 
     def arrives_in_s(self, runner: str, version: int | None, now: float) -> float | None:
         """Return in how many seconds one with `version` has the newest; None: it has, or that is not known."""
-        if self._version is None or version == self._version:
+        if self.version is None or version == self.version:
             return None
         told = self._told.get(runner)
         if told is not None:

@@ -44,26 +44,29 @@ def decide(
     holding: set[Wish | None] = {each.version_wanted for each in able}
     holding |= {"newest"} if any(each.runner in stays for each in able) else set()
     chosen = _chosen(wishes, holding, turns, limits, now, len(able), view.kept)
-    followers: dict[str, Wish] = {each.runner: stays.get(each.runner, "newest") for each in able}
-    wanted = followers | _assigned(view, able, _seats(view, chosen, len(able)))
+    assigned = _assigned(view, able, _seats(view, chosen, len(able)))
     began_at = {wish: at for wish, at in turns.began_at.items() if wish in wishes}
     for wish in chosen:
         is_over = now - began_at.get(wish, now) >= limits.turn_s
         if wish not in holding or wish not in began_at or is_over:
             began_at[wish] = now
-    actions = tuple(
-        WantAction(each.runner, wanted[each.runner], _reason(view, wanted[each.runner]))
-        for each in able
-        if wanted[each.runner] != each.version_wanted
-    )
-    return actions, Turns(began_at)
+    actions = []
+    for each in able:
+        runner = each.runner
+        # The others follow the newest version.
+        wish: Wish = assigned[runner] if runner in assigned else stays.get(runner, "newest")
+        if wish != each.version_wanted:
+            actions.append(WantAction(runner, wish, _reason(view, wish)))
+    return tuple(actions), Turns(began_at)
 
 
 def _wishes(view: FleetView, able: list[InstanceView]) -> list[Wish]:
     """Return what is to be had: versions that can be, the oldest first, and the newest where others don't serve it."""
-    had = {each.version for each in able} | {each.version_wanted for each in able if each.version is None}
     pinned = sorted(version for version in view.demand if version is not None)
-    wishes: list[Wish] = [each for each in pinned if each in had or each in view.available]
+    wishes: list[Wish] = []
+    if pinned:
+        had = {each.version for each in able} | {each.version_wanted for each in able if each.version is None}
+        wishes += [each for each in pinned if each in had or each in view.available]
     is_served = view.newest in wishes or any(each.takes_more and not each.keeps_versions for each in view.instances)
     if view.demand.get(None) and not is_served:
         wishes.append("newest")

@@ -52,6 +52,11 @@ class Work(msgspec.Struct, frozen=True):
         """Return how much longer the steps of its instance take for it, all together."""
         return steps.each_s * self.left + steps.attention_s * (self.left * self.context + self.square / 2)
 
+    def added_s(self, steps: StepModel) -> float:
+        """Return the same where its context is to be computed first."""
+        each_s, left, context = steps.each_s, self.left, self.context
+        return each_s * left + steps.attention_s * (left * context + self.square / 2) + each_s * context
+
     def step_s(self, steps: StepModel) -> float:
         """Return how much longer one step of its instance takes for it now."""
         return steps.each_s + steps.attention_s * self.context
@@ -80,7 +85,7 @@ class Load(msgspec.Struct):
 
     def add(self, work: Work, steps: StepModel, *, is_new: bool = False, is_due: bool = False) -> None:
         """Take one more request; `is_new`: its context is to be computed first."""
-        busy_s = work.busy_s(steps) + (work.prefill_s(steps) if is_new else 0.0)
+        busy_s = work.added_s(steps) if is_new else work.busy_s(steps)
         self.longest = max(self.longest, work.most)
         self.busy_s += busy_s
         self.context += work.context
@@ -113,13 +118,11 @@ class Load(msgspec.Struct):
     def due_with_s(self, work: Work, steps: StepModel) -> float:
         """Return the same with one more request that is due, whose context is to be computed first."""
         longest = max(self.due_longest, work.most)
-        added_s = work.busy_s(steps) + work.prefill_s(steps)
-        return longest * (steps.fixed_s + self.rest_step_s) + self.due_busy_s + added_s
+        return longest * (steps.fixed_s + self.rest_step_s) + self.due_busy_s + work.added_s(steps)
 
     def finish_with_s(self, work: Work, steps: StepModel) -> float:
         """Return how long all of it takes with one more request, whose context is to be computed first."""
-        added_s = work.busy_s(steps) + work.prefill_s(steps)
-        return steps.fixed_s * max(self.longest, work.most) + self.busy_s + added_s
+        return steps.fixed_s * max(self.longest, work.most) + self.busy_s + work.added_s(steps)
 
 
 def _share_left(takes_s: float, elapsed_s: float) -> float:

@@ -170,7 +170,8 @@ class FleetLoads:
         found = {}
         for name in names:
             load = loads[name]
-            takes_s = load.finish_s(steps[name])
+            # `Load.finish_s` without a call, for thousands of instances.
+            takes_s = steps[name].fixed_s * load.longest + load.busy_s
             found[name] = max(LEFT_MIN * takes_s, takes_s - (now - load.as_of))
         return found
 

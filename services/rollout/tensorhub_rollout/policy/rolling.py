@@ -49,23 +49,20 @@ def stay(
     means: dict[str, float] = {}
     left: dict[str, int] = {}
     found: dict[str, int] = {}
+    means_before, newest = state.means, view.newest
     for each in view.instances:
-        context = contexts.get(each.runner, 0.0)
-        before = state.means.get(each.runner, context)
-        means[each.runner] = before + weight * (context - before)
-        version = each.version
+        runner, version = each.runner, each.version
+        context = contexts.get(runner, 0.0)
+        before = means_before.get(runner, context)
+        means[runner] = mean = before + weight * (context - before)
         if version is None or each.is_leaving:
             continue
-        if version == view.newest:
+        if version == newest:
             # Told before the next one is published: else it would have begun to load that.
             if each.may_stay:
-                found[each.runner] = version
-        elif (
-            each.may_stay
-            and state.left.get(each.runner) != version
-            and context > limits.small_share * means[each.runner]
-        ):
-            found[each.runner] = version
+                found[runner] = version
+        elif each.may_stay and state.left.get(runner) != version and context > limits.small_share * mean:
+            found[runner] = version
         else:
-            left[each.runner] = version
+            left[runner] = version
     return found, RollingState(means, left, now)

@@ -84,7 +84,7 @@ class FleetView(msgspec.Struct, frozen=True):
     def is_kept_back(self, instance: InstanceView) -> bool:
         """Tell whether an instance keeps an older version for requests that run on that alone."""
         version = instance.version
-        return instance.version_wanted == version != self.newest and bool(self.demand.get(version))
+        return instance.version_wanted == version and version != self.newest and bool(self.demand.get(version))
 
     def fits(self, request: RequestId, instance: InstanceView) -> bool:
         """Tell whether a request may go to an instance, as far as a policy knows its rule."""
