@@ -24,9 +24,10 @@ from typing import Final
 import msgspec
 
 from tensorhub_common.protocol.rollout.entries import RequestId
-from tensorhub_rollout.policy.finish_times import Load
+from tensorhub_rollout.policy.finish_times import Load, with_it_s
 from tensorhub_rollout.policy.fleet_loads import AssessmentLimits, FleetLoads, RequestFacts
 from tensorhub_rollout.policy.moving import MoveLimits, moves
+from tensorhub_rollout.policy.plateau import StepModel
 from tensorhub_rollout.policy.rank_order import Rank
 from tensorhub_rollout.policy.view import Action, FleetView, InstanceView, MoveAction, PlaceAction, ReleaseAction
 from tensorhub_rollout.policy.waiting_order import WaitingOrder
@@ -210,9 +211,8 @@ class _Placing:
         view, fleet, room = self._view, self._fleet, self._room
         work, is_due = fleet.work(of, self._facts), self._facts.is_due(of)
         is_alone, is_pinned = of in view.alone, of in view.pinned
-        best: tuple[float, str] | None = None
-        best_ready_s = 0.0
-        best_now: tuple[float, str] | None = None
+        found: list[tuple[str, float, bool]] = []
+        there: list[tuple[Load, StepModel]] = []
         for name in fleet.instances if is_pinned or is_alone else self._first():
             ready_s = self._ready_for(of, name) if is_pinned else self._ready_s[name]
             if ready_s is None or (ready_s > 0 and (is_pinned or is_alone or not self._admits)):
@@ -220,13 +220,17 @@ class _Placing:
             has_room = room[name] > 0 and not (is_alone and self._has_pending(name))
             if not (ready_s or has_room or is_alone):
                 continue
-            load, steps = self._load(name), fleet.steps[name]
-            finish_s = load.due_with_s(work, steps) if is_due else load.finish_with_s(work, steps)
-            found = (ready_s + finish_s, name)
-            if best is None or found < best:
-                best, best_ready_s = found, ready_s
-            if not ready_s and has_room and (best_now is None or found < best_now):
-                best_now = found
+            found.append((name, ready_s, has_room))
+            there.append((self._loads.get(name) or self._load(name), fleet.steps[name]))
+        best: tuple[float, str] | None = None
+        best_ready_s = 0.0
+        best_now: tuple[float, str] | None = None
+        for (name, ready_s, has_room), takes_s in zip(found, with_it_s(work, there, is_due=is_due), strict=True):
+            finish = (ready_s + takes_s, name)
+            if best is None or finish < best:
+                best, best_ready_s = finish, ready_s
+            if not ready_s and has_room and (best_now is None or finish < best_now):
+                best_now = finish
         if best is None:
             return Held(since, None, 0.0)
         is_held = best_now is None or (best != best_now and may_hold)

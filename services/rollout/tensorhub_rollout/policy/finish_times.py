@@ -12,6 +12,7 @@ the sum takes what is expected of `left` and of its square, and `longest` what t
 below.
 """
 
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -123,6 +124,23 @@ class Load(msgspec.Struct):
     def finish_with_s(self, work: Work, steps: StepModel) -> float:
         """Return how long all of it takes with one more request, whose context is to be computed first."""
         return steps.fixed_s * max(self.longest, work.most) + self.busy_s + work.added_s(steps)
+
+
+def with_it_s(work: Work, those: Iterable[tuple[Load, StepModel]], *, is_due: bool) -> list[float]:
+    """Return `due_with_s`, or else `finish_with_s`, of many instances. One by one they take three times as long."""
+    left, context, most = work.left, work.context, work.most
+    attended = left * context + work.square / 2
+    found = []
+    for load, steps in those:
+        each_s = steps.each_s
+        added_s = each_s * left + steps.attention_s * attended + each_s * context
+        if is_due:
+            longest = load.due_longest
+            step_s, busy_s = steps.fixed_s + load.rest_step_s, load.due_busy_s
+        else:
+            longest, step_s, busy_s = load.longest, steps.fixed_s, load.busy_s
+        found.append(step_s * (most if most > longest else longest) + busy_s + added_s)
+    return found
 
 
 def _share_left(takes_s: float, elapsed_s: float) -> float:
