@@ -16,7 +16,6 @@ engine were measured, a step is taken to last as long for one request as for man
 
 import math
 import statistics
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush, merge
 from typing import Final, Literal
@@ -27,12 +26,15 @@ from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_rollout.policy.balancing import PLACED_MAX, BalancingLimits, released
 from tensorhub_rollout.policy.lengths import LengthEstimate
 from tensorhub_rollout.policy.plateau import StepModel
-from tensorhub_rollout.policy.ranking import Expected, Rank, Sampled, looked_at, sampled
+from tensorhub_rollout.policy.rank_order import Rank, RankOrder
+from tensorhub_rollout.policy.ranking import Expected, Sampled
 from tensorhub_rollout.policy.skew import REST_QUANTILE, TAIL_QUANTILE, TAIL_SHARE, Fleet, Part, divided
 from tensorhub_rollout.policy.view import Action, FleetView, InstanceView, PlaceAction
 
 DIVIDED_S: Final = 1.0
 """How often a fleet is divided anew."""
+GONE_MAX: Final = 4096
+"""Limit of the requests that have gone and that one look passes over; the next one goes on."""
 _UNMEASURED: Final = StepModel(1.0, 0.0, 0.0)
 
 Side = Literal["tail", "rest"] | int
@@ -49,7 +51,8 @@ class Pools(msgspec.Struct, frozen=True):
     among: frozenset[str] = frozenset()
     """The instances that were divided."""
     divided_at: float = -math.inf
-    expected: Expected = Expected()
+    expected: Expected = msgspec.field(default_factory=Expected)
+    """Each look changes it."""
 
     @property
     def load(self) -> Mapping[str, float]:
@@ -73,27 +76,26 @@ def dispatch(
     takers = [each for each in view.instances if each.takes_more and not view.is_kept_back(each)]
     is_due = pools.among != {each.runner for each in takers} or now - pools.divided_at >= DIVIDED_S
     # A look that divides does not renew what is expected, so that none takes long.
-    expected = looked_at(view, pools.expected, estimate, priority, is_renewed=not is_due)
+    expected = pools.expected
+    expected.look(view, estimate, priority, is_renewed=not is_due)
     if is_due:
         pools = _divided(takers, expected, steps, pools, now)
     placed = _placed(view, expected, pools, _Room(view, expected.load, pools.tail, limits))
-    for each in placed:
-        expected.forget(each.request)
-    return (*released(view), *placed), msgspec.structs.replace(pools, expected=expected)
+    return (*released(view), *placed), pools
 
 
 def _divided(
     takers: list[InstanceView], expected: Expected, steps: Mapping[str, StepModel], pools: Pools, now: float
 ) -> Pools:
     """Return how the fleet is divided for all that is open."""
-    sample, each_is = sampled(expected)
+    sample, each_is = expected.sampled()
     size = math.ceil(TAIL_SHARE * len(sample))
     tail, rest = sample[:size], sample[size:]
     fleet = Fleet(len(takers), min((max(1, each.slots) for each in takers), default=1), _steps_of(takers, steps))
     count = divided(_part(tail, each_is, TAIL_QUANTILE), _part(rest, each_is, REST_QUANTILE), fleet).tail_instances
     least = tail[-1][:2] if tail else Pools().tail_least
     among = frozenset(each.runner for each in takers)
-    return Pools(_tail_instances(takers, pools, count, tail), least, among, now)
+    return Pools(_tail_instances(takers, pools, count, tail), least, among, now, expected)
 
 
 def _steps_of(takers: list[InstanceView], steps: Mapping[str, StepModel]) -> StepModel:
@@ -124,14 +126,18 @@ def _tail_instances(takers: list[InstanceView], pools: Pools, count: int, tail: 
 
 
 def _placed(view: FleetView, expected: Expected, pools: Pools, room: "_Room") -> list[PlaceAction]:
-    """Return what to place, and count it in `room`."""
+    """Return what to place, count it in `room`, and take it out of what is expected."""
     actions: list[PlaceAction] = []
+    gone: list[RequestId] = []
     full: set[Side] = set()
     for rank, side in _in_order(expected, pools.tail_least, full):
-        if len(actions) >= PLACED_MAX:
+        if len(actions) >= PLACED_MAX or len(gone) >= GONE_MAX:
             break
         of = rank[3]
-        if side in full or of not in expected.waiting:
+        if side in full:
+            continue
+        if not expected.is_waiting(of):
+            gone.append(of)
             continue
         is_alone = of in view.alone
         runner = room.found_alone(side) if is_alone else room.found(side)
@@ -143,6 +149,10 @@ def _placed(view: FleetView, expected: Expected, pools: Pools, room: "_Room") ->
         which = "the tail" if is_tail else "the rest"
         actions.append(PlaceAction(of, runner, f"about {-rank[2]:.0f} tokens, of {which}: it has the least to do"))
         room.take(runner, expected.ranked[of].left, is_alone=is_alone)
+    for of in gone:
+        expected.forget(of)
+    for each in actions:
+        expected.place(each.request)
     return actions
 
 
@@ -154,22 +164,20 @@ def _in_order(expected: Expected, tail_least: tuple[float, RequestId], full: set
     return merge(*streams)
 
 
-def _of_any(ranks: Sequence[Rank], tail_least: tuple[float, RequestId], full: set[Side]) -> Iterator[tuple[Rank, Side]]:
+def _of_any(ranks: RankOrder, tail_least: tuple[float, RequestId], full: set[Side]) -> Iterator[tuple[Rank, Side]]:
     """Yield those of both parts. Of what is equally urgent the tail comes first, so that either is left out at once."""
-    at = 0
-    while at < len(ranks):
-        rank = ranks[at]
+    left = iter(ranks)
+    while (rank := next(left, None)) is not None:
         side: Side = "tail" if rank[2:] <= tail_least else "rest"
         if side not in full:
             yield rank, side
-            at += 1
         elif side == "tail":
-            at = bisect_right(ranks, (*rank[:2], *tail_least), at)
+            left = ranks.behind((*rank[:2], *tail_least))
         else:
-            at = bisect_left(ranks, (*rank[:2], math.inf, rank[3]), at)
+            left = ranks.behind((*rank[:2], math.inf, rank[3]))
 
 
-def _of_version(ranks: Sequence[Rank], version: int, full: set[Side]) -> Iterator[tuple[Rank, Side]]:
+def _of_version(ranks: RankOrder, version: int, full: set[Side]) -> Iterator[tuple[Rank, Side]]:
     for rank in ranks:
         if version in full:
             return
@@ -181,12 +189,22 @@ class _Room:
 
     def __init__(self, view: FleetView, load: dict[str, float], tail: frozenset[str], limits: BalancingLimits) -> None:
         self._pending_max = limits.pending_max
-        self._instances = {each.runner: each for each in view.instances if each.takes_more}
-        self._room = {name: limits.pending_max - len(each.pending) for name, each in self._instances.items()}
+        self._instances: dict[str, InstanceView] = {}
+        self._room: dict[str, int] = {}
         self._load = load
         """What each has to do, with what is placed."""
-        every = {name for name, each in self._instances.items() if not view.is_kept_back(each)}
-        self._idle = {name for name in every if not (self._instances[name].executing or self._instances[name].pending)}
+        every: set[str] = set()
+        self._idle: set[str] = set()
+        for each in view.instances:
+            if not each.takes_more:
+                continue
+            name, pending = each.runner, len(each.pending)
+            self._instances[name] = each
+            self._room[name] = limits.pending_max - pending
+            if not (view.demand and view.is_kept_back(each)):
+                every.add(name)
+                if not (pending or each.executing):
+                    self._idle.add(name)
         self._tail, rest = every & tail, every - tail
         self._names: dict[Side, set[str]] = {"tail": self._tail or rest, "rest": rest or self._tail}
         self._every = every

@@ -65,6 +65,13 @@ class RankOrder:
         else:
             del self._blocks[at], self._lasts[at]
 
+    def every(self, step: int) -> Iterator[Rank]:
+        """Return the first of so many, and of the next ones."""
+        at = 0
+        for block in self._blocks:
+            yield from block[at::step]
+            at = (at - len(block)) % step
+
     def behind(self, rank: Rank) -> Iterator[Rank]:
         """Return those behind a rank, which need not be there."""
         at = bisect_right(self._lasts, rank)

@@ -1,37 +1,32 @@
 """What is expected of open requests, from look to look: which waits before which, and what instances have to do. Pure.
 
-To estimate thousands of requests takes longer than a look may. So what has come is estimated at once, and of all else a
-part at each look, what was estimated longest ago first. What is told of the whole is told by a sample.
+To estimate thousands of requests takes longer than a look may. So what has come is told by the view and is estimated at
+once, as far as `NEW_MAX` allows it, and of all else a part at each look, what was estimated longest ago first. What has
+gone is passed over, and taken out where it is met. What is told of the whole is told by a sample.
 """
 
-from bisect import bisect_left, insort
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Final, NamedTuple
 
-import msgspec
-
 from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_rollout.policy.lengths import LengthEstimate
+from tensorhub_rollout.policy.rank_order import Rank, RankOrder
 from tensorhub_rollout.policy.view import FleetView, InstanceView
 
 LOOKS_A_ROUND: Final = 128
-"""After so many looks all that waits was estimated anew, and where `AT_WORK_MAX` allows it, what is on instances."""
+"""After so many looks all was estimated anew, where `RENEWED_MAX` and `AT_WORK_MAX` allow it."""
 AT_WORK_MAX: Final = 256
 """Limit of the requests on instances that one look estimates, but for the last instance that it looks at."""
 NEW_MAX: Final = 1024
 """Limit of the requests that have come and are estimated in one look, the first; the others are in the next ones."""
-WAITING_MAX: Final = 4096
-"""Limit of the waiting requests that are looked at, the first."""
+RENEWED_MAX: Final = 32
+"""Limit of the waiting requests that one look estimates anew."""
 SAMPLE_MAX: Final = 512
 """Limit of the requests that stand for all. A quantile of that many is off by less than 4 % of them, 19 times in 20."""
 RANK_KEPT: Final = 1 / 32
 """A request keeps its rank while its length is off by no more than this share."""
-_SORTED_ANEW: Final = 16
-"""More than one new rank to so many old ones are sorted with them; fewer are put in one by one."""
-
-Rank = tuple[int, bool, float, RequestId]
-"""When a waiting request is placed, lower ones first: less urgent, has not begun, less its length in tokens, which."""
 
 
 class Ranked(NamedTuple):
@@ -59,89 +54,142 @@ class Sampled(NamedTuple):
     runner: str
 
 
-class Expected(msgspec.Struct, frozen=True):
-    """What is expected of the requests of one model."""
+class Expected:
+    """What is expected of the requests of one model. Each look changes it."""
 
-    looks: int = 0
-    """How many it was made of."""
-    waiting: frozenset[RequestId] = frozenset()
-    ranked: dict[RequestId, Ranked] = {}
-    """What waits, what was estimated longest ago first; and what has gone since then."""
-    ordered: dict[int | None, list[Rank]] = {}
-    """The ranks of these in their order, by the version that they are for alone; None: for any."""
-    at_work: dict[str, tuple[AtWork, ...]] = {}
-    """By runner, what was looked at longest ago first."""
-    load: dict[str, float] = {}
-    """By runner: how many tokens are to be made."""
+    def __init__(self) -> None:
+        """Know of none."""
+        self.looks = 0
+        """How many it was made of."""
+        self.ranked: OrderedDict[RequestId, Ranked] = OrderedDict()
+        """What waits, what was estimated longest ago first; and some of what has gone since then."""
+        self.ordered: dict[int | None, RankOrder] = {}
+        """The ranks of these, by the version that they are for alone; None: for any."""
+        self.at_work: dict[str, tuple[AtWork, ...]] = {}
+        """By runner, what was looked at longest ago first."""
+        self.load: dict[str, float] = {}
+        """By runner: how many tokens are to be made."""
+        self._waiting = FleetView((), (), 0).waiting
+        """What waits, by the latest look."""
+        self._unranked: deque[RequestId] = deque()
+        """What has come and is to be estimated."""
+        self._placed: list[RequestId] = []
+        """What the latest look has placed, if the leader has."""
+        self._serial: int | None = None
+        """Until where it is known what has come; None: it is not."""
+
+    def look(
+        self,
+        view: FleetView,
+        estimate: Callable[[RequestId], LengthEstimate],
+        priority: Callable[[RequestId], int],
+        *,
+        is_renewed: bool = True,
+    ) -> None:
+        """Take what has come and, where `is_renewed`, estimate a part of what was there anew."""
+        self._waiting = waiting = view.waiting
+        before, self.looks = self.looks, self.looks + is_renewed
+        self._look_at_instances(view, estimate, before)
+        ranked = self.ranked
+        due = min(RENEWED_MAX, self._due(before, len(ranked)))
+        for of in [*islice(ranked, due)]:
+            old, found = ranked[of], _ranked(view, of, estimate, priority) if of in waiting else None
+            if found is not None and _is_kept(old, found):
+                ranked[of] = found._replace(rank=old.rank)
+                ranked.move_to_end(of)
+                continue
+            self.forget(of)
+            if found is not None:
+                self._rank(of, found)
+        for of in self._fresh(view):
+            self._rank(of, _ranked(view, of, estimate, priority))
 
     def forget(self, of: RequestId) -> None:
-        """Take out a request that is placed: it would be passed over at each look, since it came first."""
+        """Take out a request that has gone: it would be passed over at each look."""
         old = self.ranked.pop(of)
         ranks = self.ordered[old.version]
-        del ranks[bisect_left(ranks, old.rank)]
+        ranks.remove(old.rank)
+        if not ranks:
+            del self.ordered[old.version]
 
+    def place(self, of: RequestId) -> None:
+        """Take out a request that is placed, since it came first, unless it still waits at the next look."""
+        self.forget(of)
+        self._placed.append(of)
 
-def looked_at(
-    view: FleetView,
-    before: Expected,
-    estimate: Callable[[RequestId], LengthEstimate],
-    priority: Callable[[RequestId], int],
-    *,
-    is_renewed: bool = True,
-) -> Expected:
-    """Return what is expected now: of what has come and, where `is_renewed`, of a part of what was there."""
-    waiting = frozenset(view.first_waiting(WAITING_MAX))
-    looks = before.looks + is_renewed
-    at_work, load = _on_instances(view, before, estimate, looks)
-    ranked, ordered = dict(before.ranked), {version: [*ranks] for version, ranks in before.ordered.items()}
-    new: dict[int | None, list[Rank]] = {}
-    for of in islice(before.ranked, _due(before, looks, len(before.ranked))):
-        old = ranked.pop(of)
-        found = _ranked(view, of, estimate, priority) if of in waiting else None
-        if found is not None and _is_kept(old, found):
-            ranked[of] = found._replace(rank=old.rank)
-            continue
-        ranks = ordered[old.version]
-        del ranks[bisect_left(ranks, old.rank)]
-        if found is not None:
-            ranked[of] = found
-            new.setdefault(found.version, []).append(found.rank)
-    fresh: Iterable[RequestId]
-    if len(waiting) - len(ranked) > NEW_MAX:
-        fresh = islice((of for of in view.first_waiting(WAITING_MAX) if of not in ranked), NEW_MAX)
-    else:
-        # Sorted, so that equal views give equal results: a set is in the order of hashes, which differ by process.
-        fresh = sorted(waiting.difference(ranked))
-    for of in [*fresh]:
-        ranked[of] = found = _ranked(view, of, estimate, priority)
-        new.setdefault(found.version, []).append(found.rank)
-    for version, ranks in new.items():
-        _put_in(ordered.setdefault(version, []), ranks)
-    return Expected(looks, waiting, ranked, {version: each for version, each in ordered.items() if each}, at_work, load)
+    def is_waiting(self, of: RequestId) -> bool:
+        """Tell whether a request waits, by the latest look."""
+        return of in self._waiting
 
+    def _rank(self, of: RequestId, ranked: Ranked) -> None:
+        self.ranked[of] = ranked
+        if ranked.version not in self.ordered:
+            self.ordered[ranked.version] = RankOrder()
+        self.ordered[ranked.version].add(ranked.rank)
 
-def _due(before: Expected, looks: int, count: int) -> int:
-    """Return how many of so many are due, so that each is once in `LOOKS_A_ROUND`."""
-    return looks * count // LOOKS_A_ROUND - before.looks * count // LOOKS_A_ROUND
+    def _fresh(self, view: FleetView) -> list[RequestId]:
+        """Return what waits and is to be ranked now."""
+        waiting, ranked = view.waiting, self.ranked
+        if view.waiting_since is None:
+            self._serial = None
+            self._unranked = deque(of for of in waiting if of not in ranked)
+        else:
+            told, self._serial = view.waiting_since(-1 if self._serial is None else self._serial)
+            self._unranked.extend(told)
+            self._unranked.extend(self._placed)
+        self._placed = []
+        found: dict[RequestId, None] = {}
+        while self._unranked and len(found) < NEW_MAX:
+            of = self._unranked.popleft()
+            # It may have been told twice, and may have gone since.
+            if of in waiting and of not in ranked:
+                found[of] = None
+        # Sorted, so that it does not depend on who tells what has come.
+        return sorted(found)
 
+    def _due(self, before: int, count: int) -> int:
+        """Return how many of so many are due, so that each is once in `LOOKS_A_ROUND`."""
+        return self.looks * count // LOOKS_A_ROUND - before * count // LOOKS_A_ROUND
 
-def sampled(expected: Expected) -> tuple[list[Sampled], float]:
-    """Return requests that stand for all, the longest first, and for how many each of them stands."""
-    total = len(expected.waiting) + sum(map(len, expected.at_work.values()))
-    step = max(1, -(-total // SAMPLE_MAX))
-    found = [
-        Sampled(each.rank[2], of, each.left, "")
-        for of, each in islice(expected.ranked.items(), 0, None, step)
-        if of in expected.waiting
-    ]
-    at = 0
-    for runner, requests in expected.at_work.items():
-        while at < len(requests):
-            found.append(Sampled(*requests[at], runner))
-            at += step
-        at -= len(requests)
-    found.sort()
-    return found, total / max(1, len(found))
+    def _look_at_instances(
+        self, view: FleetView, estimate: Callable[[RequestId], LengthEstimate], before: int
+    ) -> None:
+        """Estimate what is on instances, and how much that is: first of those that nothing is known of."""
+        there = {each.runner: each for each in view.instances}
+        at_work, load = self.at_work, self.load
+        for runner in [runner for runner in load if runner not in there]:
+            del load[runner]
+            at_work.pop(runner, None)
+        due = [runner for runner in there if runner not in at_work]
+        for runner in due:
+            load.setdefault(runner, 0.0)
+        due += islice(at_work, self._due(before, len(there)))
+        count = 0
+        for runner in due:
+            if count >= AT_WORK_MAX:
+                break
+            at_work.pop(runner, None)
+            at_work[runner] = found = _at_work(there[runner], estimate)
+            load[runner] = sum(each.left for each in found)
+            count += len(found)
+
+    def sampled(self) -> tuple[list[Sampled], float]:
+        """Return requests that stand for all, the longest first, and for how many each of them stands."""
+        total = len(self._waiting) + sum(map(len, self.at_work.values()))
+        step = max(1, -(-total // SAMPLE_MAX))
+        found = []
+        for ranks in self.ordered.values():
+            for rank in ranks.every(step):
+                if rank[3] in self._waiting:
+                    found.append(Sampled(rank[2], rank[3], self.ranked[rank[3]].left, ""))
+        at = 0
+        for runner, requests in self.at_work.items():
+            while at < len(requests):
+                found.append(Sampled(*requests[at], runner))
+                at += step
+            at -= len(requests)
+        found.sort()
+        return found, total / max(1, len(found))
 
 
 def _ranked(
@@ -159,35 +207,6 @@ def _is_kept(old: Ranked, new: Ranked) -> bool:
     """Tell whether a request may keep its place."""
     is_alike = old.rank[:2] == new.rank[:2] and old.version == new.version
     return is_alike and abs(old.rank[2] - new.rank[2]) <= -RANK_KEPT * old.rank[2]
-
-
-def _put_in(ordered: list[Rank], new: list[Rank]) -> None:
-    if _SORTED_ANEW * len(new) > len(ordered):
-        ordered += new
-        ordered.sort()
-        return
-    for each in new:
-        insort(ordered, each)
-
-
-def _on_instances(
-    view: FleetView, before: Expected, estimate: Callable[[RequestId], LengthEstimate], looks: int
-) -> tuple[dict[str, tuple[AtWork, ...]], dict[str, float]]:
-    """Return what is on instances, and how much that is: first of those that nothing is known of."""
-    there = {each.runner: each for each in view.instances}
-    at_work = {runner: each for runner, each in before.at_work.items() if runner in there}
-    load = {runner: before.load.get(runner, 0.0) for runner in there}
-    due = [runner for runner in there if runner not in at_work]
-    due += islice(at_work, _due(before, looks, len(there)))
-    count = 0
-    for runner in due:
-        if count >= AT_WORK_MAX:
-            break
-        at_work.pop(runner, None)
-        at_work[runner] = found = _at_work(there[runner], estimate)
-        load[runner] = sum(each.left for each in found)
-        count += len(found)
-    return at_work, load
 
 
 def _at_work(instance: InstanceView, estimate: Callable[[RequestId], LengthEstimate]) -> tuple[AtWork, ...]:

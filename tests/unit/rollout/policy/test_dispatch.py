@@ -13,7 +13,7 @@ from tensorhub_rollout.policy.balancing import PLACED_MAX, BalancingLimits
 from tensorhub_rollout.policy.dispatch import DIVIDED_S, Pools, dispatch
 from tensorhub_rollout.policy.lengths import Knowledge, LengthEstimate
 from tensorhub_rollout.policy.plateau import StepModel
-from tensorhub_rollout.policy.ranking import LOOKS_A_ROUND, NEW_MAX, SAMPLE_MAX, Expected, looked_at, sampled
+from tensorhub_rollout.policy.ranking import LOOKS_A_ROUND, NEW_MAX, SAMPLE_MAX, Expected
 from tensorhub_rollout.policy.view import FleetView, InstanceView, PlaceAction, ReleaseAction
 
 LIMITS = BalancingLimits(pending_max=100)
@@ -233,9 +233,9 @@ def test_what_waits_is_ranked_anew_in_its_turn_and_what_is_gone_is_forgotten() -
         expected = pools.expected
         tokens[waiting[150]] = 5000.0
     assert expected is not None
-    assert expected.ordered[None][0][3] == waiting[150]
+    assert next(iter(expected.ordered[None]))[3] == waiting[150]
     assert expected.ranked.keys() == {*waiting[:200]}
-    assert sorted(each.rank for each in expected.ranked.values()) == expected.ordered[None]
+    assert sorted(each.rank for each in expected.ranked.values()) == [*expected.ordered[None]]
 
 
 @given(st.integers(1, 4 * SAMPLE_MAX), st.sampled_from([(0, 0), (3, 50), (SAMPLE_MAX + 100, 1)]))
@@ -247,8 +247,8 @@ def test_a_sample_stands_for_all(count: int, at_work: tuple[int, int]) -> None:
     tokens = {of: 1.0 + at for at, of in enumerate((*waiting, *(of for each in there for of in each.executing)))}
     expected, view = Expected(), FleetView(waiting, there, 1)
     for _ in range(6):
-        expected = looked_at(view, expected, known(tokens), flat)
-    found, each_is = sampled(expected)
+        expected.look(view, known(tokens), flat)
+    found, each_is = expected.sampled()
     assert len({each.request for each in found}) == len(found) <= SAMPLE_MAX
     assert each_is * len(found) == pytest.approx(len(tokens))
     assert len(tokens) > SAMPLE_MAX or len(found) == len(tokens)
@@ -316,5 +316,6 @@ def test_equal_views_are_ranked_in_one_order_in_each_process() -> None:
     """What is estimated next, and the sample that divides the fleet, follow that order: no set's may decide it."""
     waiting = requests(64)
     view = FleetView(waiting, idle("a"), 1)
-    expected = looked_at(view, Expected(), known(dict.fromkeys(waiting, 100.0)), flat)
+    expected = Expected()
+    expected.look(view, known(dict.fromkeys(waiting, 100.0)), flat)
     assert [*expected.ranked] == [*waiting]
