@@ -316,7 +316,9 @@ def main() -> None:
     )
     parser.add_argument("--policies", default="arrival,rlboost,streamrl", help="some of arrival,rlboost,streamrl")
     parser.add_argument("--small", action="store_true", help="the smaller fleet alone, in half a minute")
-    parser.add_argument("--large", action="store_true", help="the larger fleet alone, in some minutes and 6 GiB of memory")
+    parser.add_argument(
+        "--large", action="store_true", help="the larger fleet alone, in some minutes and 6 GiB of memory"
+    )
     parser.add_argument("--docs", action="store_true", help="write the table into docs/")
     parser.add_argument("--json", type=Path, help="write all figures into this file")
     options = parser.parse_args()

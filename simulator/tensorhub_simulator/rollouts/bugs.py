@@ -370,7 +370,8 @@ def _newest_by_default() -> tuple[Replacement, ...]:
     def tell(self: Leader, event: HeartbeatCame) -> None:
         instance = self.instances.get(event.runner)
         if instance is not None and instance.version_wanted is None:
-            instance.version_wanted, instance.shown = "newest", None
+            instance.version_wanted = "newest"
+            self.fleet.note_changed(instance)
         heartbeat(self, event)
 
     return ((Leader, "_heartbeat", tell),)

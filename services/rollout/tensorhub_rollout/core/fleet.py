@@ -27,6 +27,8 @@ class Fleet:
         self._gathered_at = now + gather_s
         self._lost_at = now
         """No instance is silent, or stalls, before."""
+        self.changes = 0
+        """How often something of an instance was otherwise than policies saw it, beside its requests."""
         self._remote: dict[str, frozenset[str]] = {}
         """By model, until an instance changes: the runners that are not the trainer's own, and stay."""
         self._rated: dict[str, int] = {}
@@ -113,6 +115,7 @@ class Fleet:
     def note_changed(self, instance: Instance) -> None:
         """Note that something of an instance is otherwise than policies saw it, beside its requests."""
         instance.shown = None
+        self.changes += 1
         self._remote.clear()
 
     def models(self) -> set[str]:

@@ -1,7 +1,6 @@
 """One engine and its runner, as the leading manager knows them. Never written to the log."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -12,38 +11,16 @@ from tensorhub_rollout.policy.plateau import StepModel, StepSums
 from tensorhub_rollout.policy.view import InstanceView
 
 
-class RequestsInOrder:
-    """Requests, each once, in the order in which they came. A tuple of them is made once for each change."""
-
-    def __init__(self) -> None:
-        self._requests: dict[RequestId, None] = {}
-        self._shown: tuple[RequestId, ...] | None = ()
-
-    def __len__(self) -> int:
-        return len(self._requests)
-
-    def __contains__(self, of: object) -> bool:
-        return of in self._requests
-
-    def __iter__(self) -> Iterator[RequestId]:
-        return iter(self._requests)
+class RequestsInOrder(dict[RequestId, None]):
+    """Requests, each once, in the order in which they came: policies see these themselves, and no copies."""
 
     def add(self, of: RequestId) -> None:
         """Add a request behind the others, if it is not there."""
-        self._requests[of] = None
-        self._shown = None
+        self[of] = None
 
     def discard(self, of: RequestId) -> None:
         """Take a request out, if it is there."""
-        if of in self._requests:
-            del self._requests[of]
-            self._shown = None
-
-    def shown(self) -> tuple[RequestId, ...]:
-        """Return all of them."""
-        if self._shown is None:
-            self._shown = tuple(self._requests)
-        return self._shown
+        self.pop(of, None)
 
 
 @dataclass(slots=True, eq=False)

@@ -172,6 +172,8 @@ class Leader:
         """By model: the rule of the latest request that is for no version alone, with its consumer and attachment."""
         self._shown_for: dict[str, tuple[object, ...]] = {}
         """By model: what else, beside an instance itself, policies saw in what they saw of it."""
+        self._shown: dict[str, tuple[tuple[int, int], tuple[InstanceView, ...]]] = {}
+        """By model: what policies saw of instances that stays so until one changes, with how much had changed."""
         self._looked_at = now
         self._handlers: Final[Mapping[type, Callable[[Any], None]]] = {
             AbortAnswered: self._progress.abort_answered,
@@ -219,6 +221,7 @@ class Leader:
             shown = self._shown_instances(model)
             for instance in self.instances.values():
                 instance.shown = None
+            self._shown.clear()
             assert self._shown_instances(model) == shown
 
     # ------------------------------------------------------------------------------------------ what a policy sees
@@ -269,23 +272,19 @@ class Leader:
         of_all = rule, versions, has_gathered, bool(alone)
         is_otherwise = self._shown_for.get(model) != of_all
         self._shown_for[model] = of_all
+        changes = self.fleet.changes, arrivals.changes
+        if not (is_otherwise or alone) and model in self._shown and self._shown[model][0] == changes:
+            return self._shown[model][1]
         newest = max(versions.published, default=-1)
         later = PublishedVersions(versions.seq, (*versions.published, newest + 1), versions.retired)
         stays = VersionRule(staleness=min(0 if rule is None else rule.staleness, STAYS_BEHIND_MAX))
         may: dict[int | None, tuple[bool, bool]] = {}
-        instances = []
+        instances, is_expected = [], False
         for each in self.fleet.of_model(model):
-            pending, executing, version, shown = each.pending.shown(), each.executing.shown(), each.version, each.shown
+            version, shown = each.version, each.shown
             arrives_in_s = None if version == arrivals.version else arrivals.arrives_in_s(each.runner, version, now)
             # A request that is tried alone keeps others from an instance, whatever else is the same there.
-            if (
-                shown is None
-                or is_otherwise
-                or alone
-                or shown.pending is not pending
-                or shown.executing is not executing
-                or shown.arrives_in_s != arrives_in_s
-            ):
+            if shown is None or is_otherwise or alone or shown.arrives_in_s != arrives_in_s:
                 if version not in may:
                     may_start = rule is None or version is None or rule.allows(version, versions)
                     seen = later if version == newest else versions
@@ -295,8 +294,8 @@ class Leader:
                 shown = each.shown = InstanceView(
                     each.runner,
                     each.slots,
-                    pending,
-                    executing,
+                    each.pending,
+                    each.executing,
                     each.takes_more and not each.awaits_version and not self.open_requests.is_reserved(each),
                     each.is_leaving,
                     version,
@@ -307,7 +306,14 @@ class Leader:
                     each.is_local,
                 )
             instances.append(shown)
-        return tuple(instances)
+            is_expected = is_expected or arrives_in_s is not None
+        found = tuple(instances)
+        if is_expected:
+            # Time alone changes when it comes.
+            self._shown.pop(model, None)
+        else:
+            self._shown[model] = changes, found
+        return found
 
     # ------------------------------------------------------------------------------------------ what a policy says
 

@@ -32,6 +32,8 @@ class VersionArrivals:
 
     version: int | None = None
     """The newest one, as far as it is known."""
+    changes: int = 0
+    """How often something has come that an expectation may follow from, beside the time."""
     _published_at: float | None = None
     _took_s: dict[str, float] = field(default_factory=dict)
     """By runner: how long its last version took."""
@@ -45,16 +47,19 @@ class VersionArrivals:
         if version != self.version:
             self.version, self._published_at = version, now if is_new else None
             self._told.clear()
+            self.changes += 1
 
     def heard(self, runner: str, before: int | None, version: int | None, loads_in_s: float | None, now: float) -> None:
         """Take what a runner has in memory, what it had at its last heartbeat, and when it says it has the next one."""
-        if loads_in_s is None:
-            self._told.pop(runner, None)
-        else:
+        if loads_in_s is not None:
             self._told[runner] = _Told(now, loads_in_s)
+            self.changes += 1
+        elif self._told.pop(runner, None) is not None:
+            self.changes += 1
         if version == self.version and before != version and self._published_at is not None and runner in self._had:
             self._took_s[runner] = now - self._published_at
             self._latest_s.append(now - self._published_at)
+            self.changes += 1
         if version is not None:
             self._had.add(runner)
 
@@ -63,6 +68,7 @@ class VersionArrivals:
         self._told.pop(runner, None)
         self._took_s.pop(runner, None)
         self._had.discard(runner)
+        self.changes += 1
 
     def arrives_in_s(self, runner: str, version: int | None, now: float) -> float | None:
         """Return in how many seconds one with `version` has the newest; None: it has, or that is not known."""

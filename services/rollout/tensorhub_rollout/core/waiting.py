@@ -69,7 +69,6 @@ class WaitingQueue:
         """Return how many requests of a model wait."""
         return sum(map(len, self._queues.get(model, {}).values()))
 
-
     def in_order(self, model: str) -> Iterator[RequestId]:
         """Return the requests of a model in their order."""
         queues = self._queues.get(model, {})

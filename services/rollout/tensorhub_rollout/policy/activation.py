@@ -54,9 +54,9 @@ def decide(
     for each in able:
         runner = each.runner
         # The others follow the newest version.
-        wish: Wish = assigned[runner] if runner in assigned else stays.get(runner, "newest")
-        if wish != each.version_wanted:
-            actions.append(WantAction(runner, wish, _reason(view, wish)))
+        wanted: Wish = assigned[runner] if runner in assigned else stays.get(runner, "newest")
+        if wanted != each.version_wanted:
+            actions.append(WantAction(runner, wanted, _reason(view, wanted)))
     return tuple(actions), Turns(began_at)
 
 

@@ -162,6 +162,6 @@ def _spread(view: FleetView, takers: list[InstanceView], plateaus: Mapping[str, 
     reason = f"{fullest.runner} executes {len(fullest.executing)}, of which {plateau} are as fast; {idle.runner} none"
     return tuple(
         MoveAction(request, fullest.runner, idle.runner, reason)
-        for request in fullest.executing[len(fullest.executing) - count :]
+        for request in [*fullest.executing][len(fullest.executing) - count :]
         if view.fits(request, idle)
     )

@@ -139,7 +139,7 @@ def with_it_s(work: Work, those: Iterable[tuple[Load, StepModel]], *, is_due: bo
             step_s, busy_s = steps.fixed_s + load.rest_step_s, load.due_busy_s
         else:
             longest, step_s, busy_s = load.longest, steps.fixed_s, load.busy_s
-        found.append(step_s * (most if most > longest else longest) + busy_s + added_s)
+        found.append(step_s * (max(longest, most)) + busy_s + added_s)
     return found
 
 

@@ -57,21 +57,19 @@ class _Assessment:
         self.rest = [*instance.executing, *instance.pending]
         """Those that were on it when it began, the next one last."""
         self.rest.reverse()
-        self._executing = len(instance.executing)
         self._longest = {False: 0.0, True: 0.0}
 
     def take(self, count: int, there: InstanceView, facts: RequestFacts, steps: StepModel, beside: int) -> None:
         """Look at the next requests; those that have gone meanwhile are passed over."""
-        still_there = {*there.executing, *there.pending}
-        pending = set(there.pending)
         for _ in range(min(count, len(self.rest))):
             of = self.rest.pop()
-            if of not in still_there:
+            is_pending = of in there.pending
+            if not is_pending and of not in there.executing:
                 continue
             is_due = facts.is_due(of)
             work = Work.of(facts.estimate(of), facts.context(of), beside, self._longest[is_due])
             self._longest[is_due] = max(self._longest[is_due], work.left)
-            self.load.add(work, steps, is_new=of in pending, is_due=is_due)
+            self.load.add(work, steps, is_new=is_pending, is_due=is_due)
 
 
 class FleetLoads:
@@ -93,12 +91,15 @@ class FleetLoads:
         """The oldest assessment first."""
         self._assessing: _Assessment | None = None
         self._known: Mapping[str, StepModel] = {}
+        self._seen: tuple[InstanceView, ...] = ()
         self._now = 0.0
 
     def look(self, view: FleetView, facts: RequestFacts, now: float) -> None:
         """Take which instances there are, and assess some of what they have."""
         self._now = now
-        self.instances = {each.runner: each for each in view.instances if not each.is_leaving}
+        if view.instances is not self._seen:
+            self._seen = view.instances
+            self.instances = {each.runner: each for each in view.instances if not each.is_leaving}
         placed = sum([len(each.executing) + len(each.pending) for each in self.instances.values()])
         self.beside = (placed + len(view.waiting)) // max(1, len(self.instances))
         if self._known is not facts.steps or self.steps.keys() != self.instances.keys():

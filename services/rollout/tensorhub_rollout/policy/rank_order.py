@@ -78,4 +78,6 @@ class RankOrder:
         if at == len(self._lasts):
             return iter(())
         first = self._blocks[at]
-        return chain(islice(first, bisect_right(first, rank), None), chain.from_iterable(islice(self._blocks, at + 1, None)))
+        return chain(
+            islice(first, bisect_right(first, rank), None), chain.from_iterable(islice(self._blocks, at + 1, None))
+        )

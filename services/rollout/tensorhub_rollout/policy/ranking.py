@@ -6,7 +6,7 @@ gone is passed over, and taken out where it is met. What is told of the whole is
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -151,9 +151,7 @@ class Expected:
         """Return how many of so many are due, so that each is once in `LOOKS_A_ROUND`."""
         return self.looks * count // LOOKS_A_ROUND - before * count // LOOKS_A_ROUND
 
-    def _look_at_instances(
-        self, view: FleetView, estimate: Callable[[RequestId], LengthEstimate], before: int
-    ) -> None:
+    def _look_at_instances(self, view: FleetView, estimate: Callable[[RequestId], LengthEstimate], before: int) -> None:
         """Estimate what is on instances, and how much that is: first of those that nothing is known of."""
         there = {each.runner: each for each in view.instances}
         at_work, load = self.at_work, self.load
@@ -177,11 +175,12 @@ class Expected:
         """Return requests that stand for all, the longest first, and for how many each of them stands."""
         total = len(self._waiting) + sum(map(len, self.at_work.values()))
         step = max(1, -(-total // SAMPLE_MAX))
-        found = []
-        for ranks in self.ordered.values():
-            for rank in ranks.every(step):
-                if rank[3] in self._waiting:
-                    found.append(Sampled(rank[2], rank[3], self.ranked[rank[3]].left, ""))
+        found = [
+            Sampled(rank[2], rank[3], self.ranked[rank[3]].left, "")
+            for ranks in self.ordered.values()
+            for rank in ranks.every(step)
+            if rank[3] in self._waiting
+        ]
         at = 0
         for runner, requests in self.at_work.items():
             while at < len(requests):

@@ -15,9 +15,9 @@ class InstanceView(msgspec.Struct, frozen=True):
     runner: str
     slots: int
     """How many requests it runs at once."""
-    pending: tuple[RequestId, ...]
-    """In the order in which they were placed."""
-    executing: tuple[RequestId, ...]
+    pending: Collection[RequestId]
+    """In the order in which they were placed; as they are now, for as long as the leader is told nothing."""
+    executing: Collection[RequestId]
     """The same."""
     takes_more: bool = True
     """Whether requests may be placed on it."""

@@ -7,7 +7,6 @@ has come is ranked `count_max` at a look: others wait behind all that are ranked
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from itertools import islice
 from typing import Final
 
 from tensorhub_common.protocol.rollout.entries import RequestId

@@ -81,9 +81,10 @@ class Job:
 
 
 def test_an_instance_that_has_not_changed_is_the_same_object_at_the_next_look() -> None:
-    """And another one after each change: of itself, of its requests, of the versions, and of what it is to have."""
+    """And another one after each change: of itself, of the versions, and of what it is to have."""
     job = Job()
     of = job.submit(0.2)
+    job.leader.handle(Place(of, RUNNER), 0.5)
 
     def beat_with_another_number_of_slots() -> None:
         beat = RunnerHeartbeat("log", 1, 0, MODEL, 16, 1, keeps_versions=True)
@@ -93,19 +94,37 @@ def test_an_instance_that_has_not_changed_is_the_same_object_at_the_next_look() 
         job.leader.handle(PromptLoaded(of, b"", Sampling(40, 7), VersionRule()), 0.7)
 
     for change in (
-        lambda: job.leader.handle(Place(of, RUNNER), 0.5),
         beat_with_another_number_of_slots,
         load_a_prompt_with_its_rule,
         lambda: job.leader.handle(Want(RUNNER, 1), 0.8),
         lambda: job.publish(2, 0.9),
         lambda: job.beat(2, 1.0),
     ):
-        before = job.instance()
-        assert job.instance() is before
+        view, before = job.leader.view(MODEL), job.instance()
+        assert job.leader.view(MODEL).instances is view.instances
         change()
         assert job.instance() is not before
         job.leader.check()
-    assert job.instance().pending == (of,)
+
+
+def test_requests_of_an_instance_are_seen_as_they_are_now() -> None:
+    job = Job()
+    of, before = job.submit(0.2), job.instance()
+    job.leader.handle(Place(of, RUNNER), 0.5)
+    assert job.instance() is before, "thousands of instances are not copied for it"
+    assert ([*before.pending], before.free_slots) == ([of], 7)
+
+
+def test_what_is_expected_of_an_arrival_is_seen_though_nothing_else_has_changed() -> None:
+    job = Job()
+    job.publish(2, 2.0)
+    assert job.instance().arrives_in_s is None
+    job.beat(1, 3.0, loads_in_s=4.0)
+    assert job.instance().arrives_in_s == pytest.approx(4.0)
+    job.leader.handle(Tick(), 4.0)
+    assert job.instance().arrives_in_s == pytest.approx(3.0)
+    job.beat(1, 4.0)
+    assert job.instance().arrives_in_s is None
 
 
 def test_an_instance_is_lost_as_soon_as_it_was_silent_for_long_enough_though_others_are_heard() -> None:

@@ -87,8 +87,8 @@ def test_a_request_of_one_version_does_not_move_to_another() -> None:
     assert move.request == movable[-1]
     assert balance(FleetView((), (most, idle), 2, pinned=dict.fromkeys(most.pending, 1)), LIMITS, {}) == ()
     busy = InstanceView("busy", 8, (), requests(3), version=1)
-    moves = balance(FleetView((), (busy, idle), 2, pinned={busy.executing[-1]: 1}), LIMITS, {"busy": 1})
-    assert [each.request for each in moves if isinstance(each, MoveAction)] == [busy.executing[1]]
+    moves = balance(FleetView((), (busy, idle), 2, pinned={[*busy.executing][-1]: 1}), LIMITS, {"busy": 1})
+    assert [each.request for each in moves if isinstance(each, MoveAction)] == [[*busy.executing][1]]
 
 
 def test_a_request_that_has_a_slot_stays_while_its_prompt_is_computed() -> None:
@@ -101,7 +101,7 @@ def test_one_pending_request_goes_to_an_instance_that_has_none_and_a_free_slot()
     view = fleet(most, instance("b", 1, 8), instance("c", 0, 2))
     (move,) = balance(view, LIMITS, {})
     assert isinstance(move, MoveAction)
-    assert (move.request, move.source, move.target) == (most.pending[-1], "a", "c")
+    assert (move.request, move.source, move.target) == ([*most.pending][-1], "a", "c")
     assert balance(fleet(most, instance("c", 0, 8)), LIMITS, {}) == (), "it would be pending there, and go back"
     assert balance(fleet(most, instance("c", 0, 2, takes_more=False)), LIMITS, {}) == ()
 
@@ -110,7 +110,7 @@ def test_what_executes_beyond_the_plateau_goes_to_an_instance_that_executes_noth
     full = instance("a", 0, 7)
     view = fleet(full, instance("b", 0, 3), instance("c"))
     moves = balance(view, LIMITS, {"a": 4})
-    assert [each.request for each in moves] == [*full.executing[4:]]
+    assert [each.request for each in moves] == [*full.executing][4:]
     assert {(each.source, each.target) for each in moves if isinstance(each, MoveAction)} == {("a", "c")}
     assert balance(view, LIMITS, {"a": 9}) == ()
     assert balance(view, LIMITS, {"b": 1}) == (), "of the fullest one nothing was measured"

@@ -52,7 +52,7 @@ def test_a_leader_that_begins_looks_at_more_and_then_at_the_oldest_first_a_few_a
     fleet = Fleet()
     assert fleet.look(0.0, a=range(6), b=range(10, 16)) == [0, 1, 2, 3, 4, 5, 10, 11]
     assert fleet.look(0.02, a=range(6), b=range(10, 16)) == [12, 13, 14, 15]
-    assert fleet.loads.finish_s("b") == pytest.approx(expected_s(6))
+    assert fleet.loads.finish_s(("b",))["b"] == pytest.approx(expected_s(6))
     assert fleet.look(0.5, a=range(6), b=range(10, 16)) == [], "all were looked at within the last second"
     assert fleet.look(1.1, a=range(6), b=range(10, 16)) == [0, 1, 2, 3]
     assert fleet.look(1.2, a=range(6), b=range(10, 16)) == [4, 5, 10, 11]
@@ -61,9 +61,9 @@ def test_a_leader_that_begins_looks_at_more_and_then_at_the_oldest_first_a_few_a
 def test_what_is_not_looked_at_again_is_done_as_it_was_predicted() -> None:
     fleet = Fleet(msgspec.structs.replace(LIMITS, assessed_s=1e9))
     fleet.look(0.0, a=range(6))
-    assert fleet.loads.finish_s("a") == pytest.approx(expected_s(6))
+    assert fleet.loads.finish_s(("a",))["a"] == pytest.approx(expected_s(6))
     fleet.look(0.5, a=range(6))
-    assert fleet.loads.finish_s("a") == pytest.approx(expected_s(6) - 0.5, rel=1e-4)
+    assert fleet.loads.finish_s(("a",))["a"] == pytest.approx(expected_s(6) - 0.5, rel=1e-4)
     assert fleet.loads.load("a").finish_s(STEPS) == pytest.approx(expected_s(6) - 0.5, rel=1e-4)
     # However late the next look comes: what was not looked at is not done.
     fleet.look(0.9 * expected_s(6), a=range(6))
@@ -79,7 +79,8 @@ def test_what_is_placed_while_an_instance_is_assessed_counts_once() -> None:
     fleet.loads.add("a", Work(LENGTH, LENGTH**2, LENGTH, 0.0), is_due=False)
     fleet.look(1.51, a=range(13))
     fleet.look(1.52, a=range(13))
-    assert fleet.loads.finish_s("a") == pytest.approx(expected_s(13)), "12 from the view, one that was placed since"
+    found_s = fleet.loads.finish_s(("a",))["a"]
+    assert found_s == pytest.approx(expected_s(13)), "12 from the view, one that was placed since"
 
 
 def test_a_request_that_goes_while_its_instance_is_assessed_is_not_asked_for() -> None:
@@ -102,7 +103,7 @@ def test_once_steps_are_measured_all_is_assessed_anew() -> None:
     assert not fleet.loads.is_measured
     fleet.steps = {"a": STEPS}
     assert fleet.look(0.02, a=range(6)) == [*range(6)]
-    assert fleet.loads.finish_s("a") == pytest.approx(expected_s(6))
+    assert fleet.loads.finish_s(("a",))["a"] == pytest.approx(expected_s(6))
 
 
 def test_an_instance_may_be_assessed_whole_once_its_assessment_is_old() -> None:
@@ -114,6 +115,6 @@ def test_an_instance_may_be_assessed_whole_once_its_assessment_is_old() -> None:
     fleet.look(1.5, a=range(5), b=range(20, 22))
     assert fleet.loads.is_old("a")
     fleet.loads.assess("a", fleet.facts)
-    assert fleet.loads.finish_s("a") == pytest.approx(expected_s(5))
+    assert fleet.loads.finish_s(("a",))["a"] == pytest.approx(expected_s(5))
     assert not fleet.loads.is_old("a")
     assert fleet.look(1.6, a=range(5), b=range(20, 22)) == [20, 21]

@@ -11,11 +11,12 @@ from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_rollout.policy import rank_order
 from tensorhub_rollout.policy.rank_order import BLOCK_MAX, Rank, RankOrder
 
-RANKS = st.builds(lambda length, index: rank(length, index), st.integers(0, 3), st.integers(0, 12))
-
 
 def rank(length: float, index: int) -> Rank:
     return 0, False, -length, RequestId(1, index)
+
+
+RANKS = st.builds(rank, st.integers(0, 3), st.integers(0, 12))
 
 
 @given(st.lists(RANKS, max_size=60), RANKS)
