@@ -34,6 +34,8 @@ from tensorhub_rollout.policy.waiting_order import WaitingOrder
 
 CANDIDATES: Final = 8
 """In a larger fleet a request is compared on this number of instances of two kinds, chosen anew as often."""
+COMPARED_MAX: Final = 1024
+"""Limit of the instances that one look compares; in a larger fleet the next ones at the next look."""
 
 
 class ArrivalLimits(msgspec.Struct, frozen=True):
@@ -81,6 +83,8 @@ class Arrival:
         """Instances on which something could begin at the last look that placed or held."""
         self._placed_at = self._moved_at = -math.inf
         """When it was last looked what to place, and what to move."""
+        self._first = 0
+        """Which instance a look compares first, where it does not compare all."""
         self._settling: dict[RequestId, float] = {}
         """When requests have moved, of late."""
 
@@ -113,12 +117,14 @@ class Arrival:
 
     def _place(self, view: FleetView, facts: RequestFacts, now: float, *, has_come: bool) -> list[PlaceAction]:
         limits = self._limits
-        placing = _Placing(view, facts, self._fleet, limits)
+        placing = _Placing(view, facts, self._fleet, limits, self._first)
+        if not placing.has_all:
+            self._first += COMPARED_MAX
         open_ = placing.open
         is_same = open_ <= self._open and not has_come and now - self._placed_at < limits.held_look_s
-        if not view.waiting or not placing.has_room:
+        if not view.waiting or (placing.has_all and not placing.has_room):
             self._held = {}
-        elif not is_same:
+        elif placing.has_room and not is_same:
             self._placed_at = now
             self._held = placing.place(self._order, self._held, now)
         self._open = open_
@@ -143,7 +149,9 @@ def _released(view: FleetView, facts: RequestFacts) -> list[ReleaseAction]:
 class _Placing:
     """What is placed in one look."""
 
-    def __init__(self, view: FleetView, facts: RequestFacts, fleet: FleetLoads, limits: ArrivalLimits) -> None:
+    def __init__(
+        self, view: FleetView, facts: RequestFacts, fleet: FleetLoads, limits: ArrivalLimits, first: int
+    ) -> None:
         self._view, self._facts, self._fleet, self._limits = view, facts, fleet, limits
         self._admits = limits.admits_by_arrival and fleet.is_measured
         self._room: dict[str, int] = {}
@@ -153,7 +161,11 @@ class _Placing:
         open_ = []
         self.has_room = False
         pending_max, rooms, readies = limits.pending_max, self._room, self._ready_s
-        for name, each in fleet.instances.items():
+        # What is for one version, or is tried alone, may go anywhere.
+        self.has_all = len(fleet.instances) <= COMPARED_MAX or bool(view.pinned or view.alone)
+        """Whether this look compares all instances."""
+        compared = fleet.instances if self.has_all else fleet.some(first, COMPARED_MAX)
+        for name, each in compared.items():
             pending = len(each.pending)
             # `free_slots` without a call, for thousands of instances.
             free = each.slots - pending - len(each.executing)
@@ -290,8 +302,7 @@ class _Placing:
             return [*fleet.instances]
         if self._uses <= 0 or not any(room[name] > 0 for name in self._candidates):
             if self._by_finish is None or self._by_busy is None:
-                named = fleet.instances.items()
-                open_ = [name for name, each in named if room[name] > 0 or each.arrives_in_s is not None]
+                open_ = [*filter(self._is_candidate, room)]
                 self._by_finish, self._by_busy = _Least(fleet.finish_s(open_)), _Least(fleet.busy_s(open_))
                 for name in self._loads:
                     self._note_load(name)

@@ -92,19 +92,28 @@ class FleetLoads:
         self._assessing: _Assessment | None = None
         self._known: Mapping[str, StepModel] = {}
         self._seen: tuple[InstanceView, ...] = ()
+        self._names: list[str] = []
         self._now = 0.0
 
     def look(self, view: FleetView, facts: RequestFacts, now: float) -> None:
         """Take which instances there are, and assess some of what they have."""
         self._now = now
         if view.instances is not self._seen:
-            self._seen = view.instances
+            self._seen, self._names = view.instances, []
             self.instances = {each.runner: each for each in view.instances if not each.is_leaving}
         placed = sum([len(each.executing) + len(each.pending) for each in self.instances.values()])
         self.beside = (placed + len(view.waiting)) // max(1, len(self.instances))
         if self._known is not facts.steps or self.steps.keys() != self.instances.keys():
             self._meet(facts.steps)
         self._assess(facts, max(self._limits.assessed_max, int(placed * ASSESSED_SHARE)))
+
+    def some(self, first: int, count: int) -> dict[str, InstanceView]:
+        """Return a number of instances, from one of them on and around: for a look that can't compare all."""
+        names = self._names or [*self.instances]
+        self._names = names
+        at = first % len(names)
+        chosen = [*names[at : at + count], *names[: max(0, at + count - len(names))]]
+        return {name: self.instances[name] for name in chosen}
 
     def _meet(self, known: Mapping[str, StepModel]) -> None:
         """Take which instances have come and gone, and how long steps take."""
