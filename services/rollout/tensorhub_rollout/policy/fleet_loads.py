@@ -6,7 +6,6 @@ instance whose assessment is the oldest. What is placed counts at once, and what
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from copy import copy
 from typing import Final
 
 import msgspec
@@ -170,9 +169,7 @@ class FleetLoads:
 
     def load(self, name: str) -> Load:
         """Return a copy of what an instance has to do now."""
-        found = copy(self._loads[name])
-        found.advance(self.steps[name], self._now)
-        return found
+        return self._loads[name].at(self.steps[name], self._now)
 
     def finish_s(self, names: Iterable[str]) -> dict[str, float]:
         """Return when instances are done, in seconds."""
@@ -191,7 +188,8 @@ class FleetLoads:
 
     def loads(self) -> dict[str, Load]:
         """Return what all have to do now."""
-        return {name: self.load(name) for name in self._loads}
+        steps, now = self.steps, self._now
+        return {name: load.at(steps[name], now) for name, load in self._loads.items()}
 
     def contexts(self) -> dict[str, float]:
         """Return how many context tokens all have."""

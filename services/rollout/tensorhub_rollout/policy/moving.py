@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from tensorhub_common.protocol.rollout.entries import RequestId
-from tensorhub_rollout.policy.finish_times import Load, Work
+from tensorhub_rollout.policy.finish_times import Load, Work, with_it_s
 from tensorhub_rollout.policy.fleet_loads import FleetLoads, RequestFacts
 from tensorhub_rollout.policy.plateau import StepModel
 from tensorhub_rollout.policy.view import FleetView, MoveAction
@@ -39,9 +39,9 @@ def moves(
 
     Where some requests are due before the rest, only these count, and move: the rest is evened out by what comes yet.
     """
-    staying = fleet.instances.values()
-    takers = [each for each in staying if each.takes_more and each.may_start and each.free_slots > 0]
-    takers = [each for each in takers if not view.is_kept_back(each)]
+    staying = fleet.instances.items()
+    free = [(name, each) for name, each in staying if each.takes_more and each.may_start and each.free_slots > 0]
+    takers = [name for name, each in free if not view.is_kept_back(each)]
     if not takers:
         return []
     loads = fleet.loads()
@@ -49,31 +49,27 @@ def moves(
     done_s = {name: _done_s(load, fleet.steps[name], only_due=only_due) for name, load in loads.items()}
     actions: list[MoveAction] = []
     while len(actions) < limits.moves_max:
-        source = max(staying, key=lambda each: (done_s[each.runner], each.runner))
+        source = fleet.instances[max(zip(done_s.values(), done_s.keys(), strict=True))[1]]
         if fleet.is_old(source.runner):
             fleet.assess(source.runner, facts)
             loads[source.runner] = load = fleet.load(source.runner)
             done_s[source.runner] = _done_s(load, fleet.steps[source.runner], only_due=only_due)
             continue
         longest = _longest(loads[source.runner], only_due=only_due)
-        target = min(
-            takers,
-            key=lambda each: (
-                _done_with_s(loads[each.runner], longest, fleet.steps[each.runner], only_due=only_due),
-                each.runner,
-            ),
-        )
+        there = [(loads[name], fleet.steps[name]) for name in takers]
+        done_with_s = with_it_s(longest, there, is_due=only_due)
+        target = fleet.instances[min(zip(done_with_s, takers, strict=True))[1]]
         gap_s_min = max(limits.gap_s_min, limits.gap_share_min * done_s[source.runner])
         if source is target or done_s[source.runner] - done_s[target.runner] < gap_s_min:
             break
         gone = settling | {each.request for each in actions}
-        there = [
+        movable = [
             (of, fleet.work(of, facts))
             for of in (*source.executing, *source.pending)
             if of not in gone and view.fits(of, target) and (not only_due or facts.is_due(of))
         ]
         pair = _Pair(loads[source.runner], fleet.steps[source.runner], loads[target.runner], fleet.steps[target.runner])
-        move = pair.best_move(there, limits.price_factor, only_due=only_due)
+        move = pair.best_move(movable, limits.price_factor, only_due=only_due)
         if move is None:
             break
         before_s = done_s[source.runner]
