@@ -1,7 +1,7 @@
 """The waiting requests of a model in the order in which a policy places them. Pure.
 
 To compare thousands of requests with those of the look before takes longer than a look may. So what has come is told by
-the view, what has gone is passed over where it stands and is taken out once it is first or a few at a look, and what
+the view, what has gone is passed over where it stands and is taken out once it was met or a few at a look, and what
 has come is ranked `count_max` at a look: others wait behind all that are ranked.
 """
 
@@ -17,6 +17,8 @@ GONE_SHARE_MAX: Final = 0.25
 """Once more than this share of what is known has gone, it is looked for."""
 GONE_MIN: Final = 64
 """And not where it is so few."""
+GONE_MAX: Final = 4096
+"""Limit of the requests that have gone and that one look passes over; the next one goes on."""
 SWEPT_MAX: Final = 512
 """Limit of the ranked requests that one look looks at for what has gone."""
 
@@ -31,6 +33,8 @@ class WaitingOrder:
         self._ranks: dict[RequestId, Rank] = {}
         self._unranked: deque[RequestId] = deque()
         """Those that are to be ranked, or ranked anew; some may be there twice, and some have gone since."""
+        self._met: list[RequestId] = []
+        """Some that had gone and stood in the order."""
         self._swept: deque[RequestId] = deque()
         """Those that are yet to be looked at for what has gone."""
         self._serial: int | None = None
@@ -59,9 +63,15 @@ class WaitingOrder:
         return count > 0
 
     def of(self, view: FleetView) -> Iterator[RequestId]:
-        """Return what waits and is ranked, in its order."""
+        """Return what waits and is ranked, in its order; what has gone and is met is taken out at the next update."""
         waiting = view.waiting
-        return (rank[3] for rank in self._order if rank[3] in waiting)
+        for rank in self._order:
+            if rank[3] in waiting:
+                yield rank[3]
+                continue
+            self._met.append(rank[3])
+            if len(self._met) >= GONE_MAX:
+                return
 
     def _came(self, view: FleetView) -> list[RequestId]:
         if view.waiting_since is None:
@@ -78,16 +88,13 @@ class WaitingOrder:
         self._order.remove(self._ranks.pop(of))
 
     def _forget(self, view: FleetView) -> None:
-        """Take out what has gone: that at the front, and the rest where it is much."""
-        waiting, order = view.waiting, self._order
-        first = []
-        for rank in order:
-            if rank[3] in waiting:
-                break
-            first.append(rank[3])
-        for of in first:
-            self._discard(of)
-        gone = len(order) + len(self._unranked) - len(waiting)
+        """Take out what has gone: what was met, and the rest where it is much."""
+        waiting = view.waiting
+        for of in self._met:
+            if of in self._ranks and of not in waiting:
+                self._discard(of)
+        self._met.clear()
+        gone = len(self._order) + len(self._unranked) - len(waiting)
         if gone <= max(GONE_MIN, GONE_SHARE_MAX * len(waiting)):
             return
         if len(self._unranked) > len(waiting):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorhub_common.protocol.rollout.entries import RequestId
-from tensorhub_rollout.policy.arrival import Arrival, ArrivalLimits, Held
+from tensorhub_rollout.policy.arrival import COMPARED_MAX, Arrival, ArrivalLimits, Held
 from tensorhub_rollout.policy.fleet_loads import AssessmentLimits, RequestFacts
 from tensorhub_rollout.policy.lengths import Knowledge, LengthEstimate
 from tensorhub_rollout.policy.moving import MoveLimits
@@ -79,6 +79,19 @@ def test_no_more_than_the_slots_and_the_pending_ones_are_placed() -> None:
     where = placed(seen, facts({}))
     assert sum(runner == "a" for runner in where.values()) == 5
     assert sum(runner == "b" for runner in where.values()) == LIMITS.pending_max - 10
+
+
+def test_a_look_compares_some_instances_of_a_large_fleet_and_the_next_look_others() -> None:
+    names = tuple(f"r{number:04}" for number in range(COMPARED_MAX + 10))
+    room = names[-5]
+    fleet = [instance(name, slots=1 if name == room else 0) for name in names]
+    policy, known = Arrival(LIMITS), facts({}, runners=names)
+    found = [policy.look(view(1, *fleet), known, 0.02 * number) for number in range(2)]
+    assert [[each.runner for each in actions if isinstance(each, PlaceAction)] for actions in found] == [[], [room]]
+    # What is for one version alone is looked for everywhere at once.
+    fleet[-5] = instance(room, slots=1, version=1, version_wanted=1)
+    pinned = view(1, *fleet, pinned={of(0): 1}, demand={1: 1}, newest=2)
+    assert placed(pinned, known) == {0: room}
 
 
 def test_a_higher_priority_and_what_has_begun_come_first() -> None:

@@ -9,7 +9,7 @@ from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_rollout.core.waiting import WaitingQueue
 from tensorhub_rollout.policy.rank_order import Rank
 from tensorhub_rollout.policy.view import FleetView
-from tensorhub_rollout.policy.waiting_order import GONE_MIN, WaitingOrder
+from tensorhub_rollout.policy.waiting_order import GONE_MAX, GONE_MIN, SWEPT_MAX, WaitingOrder
 
 MODEL = "policy"
 
@@ -34,8 +34,11 @@ class Ranked:
         self.asked += 1
         return 0, False, -self.lengths[each], each
 
+    def since(self, number: int) -> tuple[list[RequestId], int]:
+        return self.queue.since(MODEL, number)
+
     def look(self, count_max: int = 1000, *, is_told: bool = True) -> list[int]:
-        since = (lambda number: self.queue.since(MODEL, number)) if is_told else None
+        since = self.since if is_told else None
         view = FleetView(self.queue.of_model(MODEL), (), self.step, waiting_since=since)
         self.order.update(view, self.rank, count_max)
         return [each.index for each in self.order.of(view)]
@@ -119,3 +122,30 @@ def test_those_of_another_model_are_not_told() -> None:
     assert of(2) not in queue.of_model(MODEL)
     assert queue.since(MODEL, number) == ([], number)
     assert (len(queue.of_model(MODEL)), len(queue.of_model("none"))) == (1, 0)
+
+
+def test_a_look_passes_over_no_more_than_its_limit_and_the_next_ones_go_on() -> None:
+    ranked, count = Ranked(), 3 * GONE_MAX
+    for index in range(count + 2):
+        ranked.put(index, count - index)
+    assert ranked.look(2 * count)[:2] == [0, 1]
+    for index in range(1, count + 1):
+        ranked.queue.discard(of(index))
+    found = [ranked.look() for _ in range(4)]
+    # The one in front stays where it is, and does not keep what is behind from being found.
+    assert found[0] == [0]
+    assert found[-1] == [0, count + 1]
+
+
+def test_what_has_gone_is_swept_a_few_at_a_look_where_none_is_asked_for() -> None:
+    ranked, count = Ranked(), 4 * SWEPT_MAX
+    for index in range(count):
+        ranked.put(index, index)
+    ranked.look(count)
+    for index in range(count):
+        ranked.queue.discard(of(index))
+    sizes = []
+    for _ in range(6):
+        ranked.order.update(FleetView(ranked.queue.of_model(MODEL), (), 1, waiting_since=ranked.since), ranked.rank, 10)
+        sizes.append(len(ranked.order))
+    assert sizes == [count - SWEPT_MAX * at for at in (1, 2, 3, 4)] + [0, 0]
