@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorhub_common.protocol.rollout.entries import RequestId
+from tensorhub_rollout.core.waiting import WaitingQueue
 from tensorhub_rollout.policy.balancing import PLACED_MAX, BalancingLimits
-from tensorhub_rollout.policy.dispatch import DIVIDED_S, Pools, dispatch
+from tensorhub_rollout.policy.dispatch import DIVIDED_S, GONE_MAX, Pools, dispatch
 from tensorhub_rollout.policy.lengths import Knowledge, LengthEstimate
 from tensorhub_rollout.policy.plateau import StepModel
 from tensorhub_rollout.policy.ranking import LOOKS_A_ROUND, NEW_MAX, SAMPLE_MAX, Expected
@@ -319,3 +320,66 @@ def test_equal_views_are_ranked_in_one_order_in_each_process() -> None:
     expected = Expected()
     expected.look(view, known(dict.fromkeys(waiting, 100.0)), flat)
     assert [*expected.ranked] == [*waiting]
+
+
+class Queue:
+    """What waits, as the leader tells it."""
+
+    def __init__(self) -> None:
+        self.queue, self.expected = WaitingQueue(), Expected()
+        self.tokens: dict[RequestId, float] = {}
+
+    def put(self, *of: RequestId) -> None:
+        for each in of:
+            self.tokens[each] = 10.0 + len(self.tokens)
+            self.queue.put(each, "policy", 0, has_begun=False)
+
+    def discard(self, *of: RequestId) -> None:
+        for each in of:
+            self.queue.discard(each)
+
+    def view(self, *instances: InstanceView) -> FleetView:
+        waiting = self.queue.of_model("policy")
+        return FleetView(waiting, instances, 1, waiting_since=lambda number: self.queue.since("policy", number))
+
+    def look(self) -> set[RequestId]:
+        self.expected.look(self.view(), known(self.tokens), flat)
+        return {*self.expected.ranked}
+
+
+def test_what_has_come_is_told_and_what_was_placed_in_vain_waits_again() -> None:
+    queue, (first, second, third) = Queue(), requests(3)
+    queue.put(first, second)
+    assert queue.look() == {first, second}
+    queue.expected.place(first)
+    queue.expected.place(second)
+    queue.discard(first)
+    queue.put(third)
+    # The leader has not placed the second one.
+    assert queue.look() == {second, third}
+    assert queue.look() == {second, third}
+
+
+def test_what_comes_beyond_the_limit_is_estimated_later_unless_it_has_gone() -> None:
+    queue, waiting = Queue(), requests(2 * NEW_MAX + 10)
+    queue.put(*waiting)
+    assert queue.look() == {*waiting[:NEW_MAX]}
+    queue.discard(*waiting[NEW_MAX : 2 * NEW_MAX])
+    assert queue.look() == {*waiting[:NEW_MAX], *waiting[2 * NEW_MAX :]}
+
+
+def test_a_look_passes_over_a_bounded_number_of_requests_that_have_gone() -> None:
+    """And takes them out, so that one behind them comes in its turn."""
+    queue, waiting = Queue(), requests(GONE_MAX + 10)
+    queue.put(*reversed(waiting))
+    pools = Pools(divided_at=0.0)
+    full = InstanceView("a", 16, (), (), takes_more=False)
+    for _ in range(5):
+        _, pools = dispatch(queue.view(full), known(queue.tokens), {}, pools, LIMITS, flat, 0.0)
+    queue.discard(*waiting[:-1])
+    placed = []
+    for _ in range(3):
+        actions, pools = dispatch(queue.view(*idle("a")), known(queue.tokens), {}, pools, LIMITS, flat, 0.1)
+        placed.append([each.request for each in actions if isinstance(each, PlaceAction)])
+    assert placed[:2] == [[], [waiting[-1]]]
+    assert waiting[0] not in pools.expected.ranked
