@@ -139,6 +139,9 @@ class Expected:
             self._unranked.extend(self._placed)
         self._placed = []
         found: dict[RequestId, None] = {}
+        if len(self._unranked) > NEW_MAX:
+            # Else what is urgent would wait until all that came before it is estimated.
+            found = dict.fromkeys(of for of in islice(waiting, NEW_MAX) if of not in ranked)
         while self._unranked and len(found) < NEW_MAX:
             of = self._unranked.popleft()
             # It may have been told twice, and may have gone since.

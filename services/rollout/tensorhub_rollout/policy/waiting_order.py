@@ -2,11 +2,12 @@
 
 To compare thousands of requests with those of the look before takes longer than a look may. So what has come is told by
 the view, what has gone is passed over where it stands and is taken out once it was met or a few at a look, and what
-has come is ranked `count_max` at a look: others wait behind all that are ranked.
+has come is ranked `count_max` at a look: others wait behind all that are ranked, and what is urgent does not.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Final
 
 from tensorhub_common.protocol.rollout.entries import RequestId
@@ -33,6 +34,8 @@ class WaitingOrder:
         self._ranks: dict[RequestId, Rank] = {}
         self._unranked: deque[RequestId] = deque()
         """Those that are to be ranked, or ranked anew; some may be there twice, and some have gone since."""
+        self._early: set[RequestId] = set()
+        """Those that were ranked out of turn, and are passed over in their turn."""
         self._met: list[RequestId] = []
         """Some that had gone and stood in the order."""
         self._swept: deque[RequestId] = deque()
@@ -51,9 +54,9 @@ class WaitingOrder:
             # What was submitted ahead is due now.
             self._step = view.step
             self._unranked.extend(self._ranks)
-        waiting, count = view.waiting, min(count_max, len(self._unranked))
-        for _ in range(count):
-            of = self._unranked.popleft()
+        waiting, count = view.waiting, 0
+        for of in self._to_rank(view, count_max):
+            count += 1
             if of in self._ranks:
                 self._discard(of)
             if of in waiting:
@@ -72,6 +75,22 @@ class WaitingOrder:
             self._met.append(rank[3])
             if len(self._met) >= GONE_MAX:
                 return
+
+    def _to_rank(self, view: FleetView, count_max: int) -> list[RequestId]:
+        """Return what is ranked at this look: where more have come, first what is the first to be placed."""
+        unranked, early = self._unranked, self._early
+        found: list[RequestId] = []
+        if len(unranked) > count_max:
+            # Else what is urgent would wait until all that came before it is ranked.
+            found += (of for of in islice(view.waiting, count_max) if of not in self._ranks)
+            early.update(found)
+        while unranked and len(found) < count_max:
+            of = unranked.popleft()
+            if of in early:
+                early.discard(of)
+            else:
+                found.append(of)
+        return found
 
     def _came(self, view: FleetView) -> list[RequestId]:
         if view.waiting_since is None:
@@ -99,6 +118,7 @@ class WaitingOrder:
             return
         if len(self._unranked) > len(waiting):
             self._unranked = deque(dict.fromkeys(of for of in self._unranked if of in waiting))
+            self._early.intersection_update(self._unranked)
         if not self._swept:
             self._swept.extend(self._ranks)
         for _ in range(min(SWEPT_MAX, len(self._swept))):

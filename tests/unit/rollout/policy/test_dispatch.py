@@ -329,10 +329,10 @@ class Queue:
         self.queue, self.expected = WaitingQueue(), Expected()
         self.tokens: dict[RequestId, float] = {}
 
-    def put(self, *of: RequestId) -> None:
+    def put(self, *of: RequestId, priority: int = 0) -> None:
         for each in of:
             self.tokens[each] = 10.0 + len(self.tokens)
-            self.queue.put(each, "policy", 0, has_begun=False)
+            self.queue.put(each, "policy", priority, has_begun=False)
 
     def discard(self, *of: RequestId) -> None:
         for each in of:
@@ -383,3 +383,11 @@ def test_a_look_passes_over_a_bounded_number_of_requests_that_have_gone() -> Non
         placed.append([each.request for each in actions if isinstance(each, PlaceAction)])
     assert placed[:2] == [[], [waiting[-1]]]
     assert waiting[0] not in pools.expected.ranked
+
+
+def test_what_is_urgent_is_estimated_before_what_came_earlier() -> None:
+    queue, waiting, (urgent,) = Queue(), requests(3 * NEW_MAX), requests(1)
+    queue.put(*waiting)
+    queue.look()
+    queue.put(urgent, priority=1)
+    assert urgent in queue.look()

@@ -149,3 +149,16 @@ def test_what_has_gone_is_swept_a_few_at_a_look_where_none_is_asked_for() -> Non
         ranked.order.update(FleetView(ranked.queue.of_model(MODEL), (), 1, waiting_since=ranked.since), ranked.rank, 10)
         sizes.append(len(ranked.order))
     assert sizes == [count - SWEPT_MAX * at for at in (1, 2, 3, 4)] + [0, 0]
+
+
+def test_what_is_urgent_is_ranked_before_what_came_earlier_and_each_once() -> None:
+    ranked, count = Ranked(), 100
+    for index in range(count):
+        ranked.put(index, index)
+    ranked.look(10)
+    ranked.put(count, 5.5, priority=1)
+    assert count in ranked.look(10)
+    for _ in range(9):
+        ranked.look(10)
+    assert len(ranked.look(10)) == count + 1
+    assert ranked.asked == count + 1
