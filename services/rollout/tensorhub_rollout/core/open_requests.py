@@ -165,6 +165,11 @@ class OpenRequests:
         """Return the priority of a request: the higher, the sooner it begins."""
         return self._state.group_of(of).priority
 
+    def is_first(self, of: RequestId) -> bool:
+        """Tell whether a request is the first of its group."""
+        submission = self._state.submissions[of.submission]
+        return submission.groups[submission.requests[of.index].group].first == of.index
+
     def is_due(self, of: RequestId) -> bool:
         """Tell whether a request was submitted before the newest version was published."""
         request = self.by_id[of]

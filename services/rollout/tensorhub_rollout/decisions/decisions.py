@@ -202,6 +202,7 @@ class Decisions:
             leader.open_requests.context_of,
             leader.open_requests.priority_of,
             leader.open_requests.is_due,
+            leader.open_requests.is_first,
         )
         asked = leader.state.policy_of(model)
         for policy in dict.fromkeys((asked, FALLBACK_POLICY)):

@@ -11,6 +11,10 @@ by itself:
 - Migration (`moving`). A request moves from the instance that is done last to the one that is done first. Off: what
   runs stays until its instance goes.
 
+Where more requests wait than the fleet has slots, the first of each group goes before all others as long as nothing of
+the group is known (Seer's order, 2025): what it comes to tells how long its siblings will be, which are put in order
+once more while they wait.
+
 A look assesses a few of the requests that instances have (`fleet_loads`), and puts a few of those that have come to
 wait in their order (`waiting_order`). So it takes about as long with any number of open requests. An instance whose
 machine goes away gives its requests back, those with the most tokens first: they are the dearest to lose.
@@ -18,6 +22,7 @@ machine goes away gives its requests back, those with the most tokens first: the
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import Final
 
@@ -26,6 +31,7 @@ import msgspec
 from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_rollout.policy.finish_times import Load, with_it_s
 from tensorhub_rollout.policy.fleet_loads import AssessmentLimits, FleetLoads, RequestFacts
+from tensorhub_rollout.policy.lengths import Knowledge
 from tensorhub_rollout.policy.moving import MoveLimits, moves
 from tensorhub_rollout.policy.plateau import StepModel
 from tensorhub_rollout.policy.rank_order import Rank
@@ -36,6 +42,9 @@ CANDIDATES: Final = 8
 """In a larger fleet a request is compared on this number of instances of two kinds, chosen anew as often."""
 COMPARED_MAX: Final = 1024
 """Limit of the instances that one look compares; in a larger fleet the next ones at the next look."""
+
+UNTOLD: Final = frozenset({Knowledge.ALIKE, Knowledge.JOB})
+"""What is expected of a response is from others' prompts: the first of its group would tell more."""
 
 
 class ArrivalLimits(msgspec.Struct, frozen=True):
@@ -55,6 +64,8 @@ class ArrivalLimits(msgspec.Struct, frozen=True):
     """Limit of the requests that are pending on an instance."""
     ranked_max: int = 256
     """Limit of the requests that are put in order at one look; others wait behind them."""
+    ranked_again_max: int = 16
+    """Limit of those that are put in order once more at one look, where more wait than the fleet has slots."""
     assessments: AssessmentLimits = AssessmentLimits()
     moves: MoveLimits = MoveLimits()
 
@@ -105,8 +116,9 @@ class Arrival:
         """Return what to place, to move and to take back."""
         limits, fleet = self._limits, self._fleet
         fleet.look(view, facts, now)
-        has_come = self._order.update(view, lambda of: _rank(facts, of), limits.ranked_max)
-        placed = self._place(view, facts, now, has_come=has_come)
+        rank = partial(_rank, facts, is_scarce=len(view.waiting) > fleet.slots)
+        has_come = self._order.update(view, rank, limits.ranked_max)
+        placed = self._place(view, facts, rank, now, has_come=has_come)
         moved: list[MoveAction] = []
         if limits.migrates and fleet.is_measured and not placed and now - self._moved_at >= limits.moves.looked_at_s:
             self._moved_at = now
@@ -115,7 +127,9 @@ class Arrival:
             self._settling |= {each.request: now for each in moved}
         return (*_released(view, facts), *placed, *moved)
 
-    def _place(self, view: FleetView, facts: RequestFacts, now: float, *, has_come: bool) -> list[PlaceAction]:
+    def _place(
+        self, view: FleetView, facts: RequestFacts, rank: Callable[[RequestId], Rank], now: float, *, has_come: bool
+    ) -> list[PlaceAction]:
         limits = self._limits
         placing = _Placing(view, facts, self._fleet, limits, self._first)
         if not placing.has_all:
@@ -126,14 +140,18 @@ class Arrival:
             self._held = {}
         elif placing.has_room and not is_same:
             self._placed_at = now
+            if len(view.waiting) > self._fleet.slots:
+                self._order.rank_anew(view, rank, limits.ranked_again_max)
             self._held = placing.place(self._order, self._held, now)
         self._open = open_
         return placing.actions
 
 
-def _rank(facts: RequestFacts, of: RequestId) -> Rank:
+def _rank(facts: RequestFacts, of: RequestId, *, is_scarce: bool) -> Rank:
     length = facts.estimate(of)
-    return -facts.priority(of), not length.made and not facts.is_due(of), -length.median, of
+    is_probe = is_scarce and length.knowledge in UNTOLD and facts.is_first(of)
+    tokens = math.inf if is_probe else length.median
+    return -facts.priority(of), not length.made and not facts.is_due(of), -tokens, of
 
 
 def _released(view: FleetView, facts: RequestFacts) -> list[ReleaseAction]:

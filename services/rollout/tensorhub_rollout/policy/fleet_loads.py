@@ -45,6 +45,8 @@ class RequestFacts(msgspec.Struct, frozen=True):
     priority: Callable[[RequestId], int]
     is_due: Callable[[RequestId], bool]
     """Whether a request was submitted before the trainer's step began, so that the trainer may wait for it now."""
+    is_first: Callable[[RequestId], bool]
+    """Whether a request is the first of its group."""
 
 
 class _Assessment:
@@ -85,6 +87,8 @@ class FleetLoads:
         """Whether steps of any instance are."""
         self.beside = 1
         """How many requests an instance has on average, once all are placed."""
+        self.slots = 0
+        """Of all instances together."""
         self._loads: dict[str, Load] = {}
         self._assessed_at: dict[str, float] = {}
         """The oldest assessment first."""
@@ -100,6 +104,7 @@ class FleetLoads:
         if view.instances is not self._seen:
             self._seen, self._names = view.instances, []
             self.instances = {each.runner: each for each in view.instances if not each.is_leaving}
+            self.slots = sum(each.slots for each in self.instances.values())
         placed = sum([len(each.executing) + len(each.pending) for each in self.instances.values()])
         self.beside = (placed + len(view.waiting)) // max(1, len(self.instances))
         if self._known is not facts.steps or self.steps.keys() != self.instances.keys():

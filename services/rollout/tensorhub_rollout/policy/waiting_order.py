@@ -25,7 +25,10 @@ SWEPT_MAX: Final = 512
 
 
 class WaitingOrder:
-    """What waits, in the order of its ranks. A rank is kept until its request comes to wait again, or the step ends."""
+    """What waits, in the order of its ranks.
+
+    A rank is kept until its request comes to wait again, the step ends, or it is its turn to be ranked anew.
+    """
 
     def __init__(self) -> None:
         """Know of none."""
@@ -39,7 +42,7 @@ class WaitingOrder:
         self._met: list[RequestId] = []
         """Some that had gone and stood in the order."""
         self._swept: deque[RequestId] = deque()
-        """Those that are yet to be looked at for what has gone."""
+        """Those that are yet to be looked at, for what has gone and for what has another rank by now."""
         self._serial: int | None = None
         """Until where it is known what has come; None: it is not."""
         self._step = 0
@@ -64,6 +67,14 @@ class WaitingOrder:
                 self._order.add(found)
         self._forget(view)
         return count > 0
+
+    def rank_anew(self, view: FleetView, rank: Callable[[RequestId], Rank], count_max: int) -> None:
+        """Rank some anew of those that are ranked, the next ones each time."""
+        for of in self._next(count_max):
+            self._discard(of)
+            if of in view.waiting:
+                self._ranks[of] = found = rank(of)
+                self._order.add(found)
 
     def of(self, view: FleetView) -> Iterator[RequestId]:
         """Return what waits and is ranked, in its order; what has gone and is met is taken out at the next update."""
@@ -119,9 +130,15 @@ class WaitingOrder:
         if len(self._unranked) > len(waiting):
             self._unranked = deque(dict.fromkeys(of for of in self._unranked if of in waiting))
             self._early.intersection_update(self._unranked)
-        if not self._swept:
-            self._swept.extend(self._ranks)
-        for _ in range(min(SWEPT_MAX, len(self._swept))):
-            of = self._swept.popleft()
-            if of in self._ranks and of not in waiting:
+        for of in self._next(SWEPT_MAX):
+            if of not in waiting:
                 self._discard(of)
+
+    def _next(self, count: int) -> Iterator[RequestId]:
+        """Return this number of those that are ranked, the next ones each time."""
+        if count and not self._swept:
+            self._swept.extend(self._ranks)
+        for _ in range(min(count, len(self._swept))):
+            of = self._swept.popleft()
+            if of in self._ranks:
+                yield of

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_rollout.policy.arrival import COMPARED_MAX, Arrival, ArrivalLimits, Held
@@ -48,7 +49,9 @@ def facts(
         return LengthEstimate(math.log(lengths.get(index, 100)), 1e-6, has.get(index, 0), Knowledge.JOB)
 
     known = {} if steps is None else dict.fromkeys(runners, steps)
-    return RequestFacts(known, estimate, lambda request: has.get(request.index, 0), lambda _: 0, lambda _: False)
+    return RequestFacts(
+        known, estimate, lambda request: has.get(request.index, 0), lambda _: 0, lambda _: False, lambda _: False
+    )
 
 
 def placed(seen: FleetView, known: RequestFacts, limits: ArrivalLimits = LIMITS, now: float = 0.0) -> dict[int, str]:
@@ -96,12 +99,42 @@ def test_a_look_compares_some_instances_of_a_large_fleet_and_the_next_look_other
 
 def test_a_higher_priority_and_what_has_begun_come_first() -> None:
     known = facts({0: 900, 1: 10, 2: 20}, made={2: 5})
-    urgent = RequestFacts(
-        known.steps, known.estimate, known.context, lambda request: int(request.index == 1), lambda _: False
-    )
+    urgent = replace(known, priority=lambda request: int(request.index == 1))
     seen = view(3, instance("a", slots=1))
     assert placed(seen, urgent) == {1: "a"}
     assert placed(seen, known) == {2: "a"}
+
+
+def test_where_more_wait_than_there_are_slots_the_first_of_a_group_tells_of_the_others() -> None:
+    # Two groups of three, of which nothing is known; what is known of the third lets expect short responses.
+    lengths = {**dict.fromkeys(range(6), 100), **dict.fromkeys((6, 7, 8), 10)}
+    groups = replace(facts(lengths), is_first=lambda request: request.index % 3 == 0)
+    own = replace(groups, estimate=lambda each: replace(groups.estimate(each), knowledge=Knowledge.FINISHED))
+    few = view(9, instance("a", slots=2))
+    assert placed(few, groups) == {0: "a", 3: "a"}
+    assert placed(few, own) == {0: "a", 1: "a"}
+    # Where all but a few have a slot soon, the longest go first.
+    many = replace(few, instances=(instance("a", slots=9, pending=tuple(map(of, range(20, 27)))),))
+    assert placed(many, groups) == {0: "a", 1: "a"}
+
+
+def test_siblings_are_put_in_order_once_more_as_their_first_ends() -> None:
+    lengths, known = dict.fromkeys(range(51), 100), Knowledge.JOB
+    policy, there = Arrival(LIMITS), instance("a", (50,), slots=1)
+    seen = replace(
+        facts(lengths, runners=("a",)),
+        is_first=lambda request: request.index % 20 == 0,
+        estimate=lambda request: LengthEstimate(math.log(lengths[request.index]), 1e-6, 0, known),
+    )
+    assert policy.look(view(40, there), seen, 0.0) == ()
+    # The first of the second group has come to 900 tokens, so that its siblings are expected to.
+    lengths |= dict.fromkeys(range(21, 40), 900)
+    known = Knowledge.FINISHED
+    siblings = (*range(1, 20), *range(21, 40))
+    for number in range(3):
+        # Each time that something begins some of those that wait are put in order.
+        found = policy.look(view(siblings, instance("a", slots=1)), seen, 1.0 + number)
+    assert [each.request.index for each in found] == [21]
 
 
 def test_what_is_for_one_version_alone_goes_where_that_is() -> None:
@@ -320,9 +353,7 @@ def test_all_is_ordered_and_assessed_within_some_looks() -> None:
 
 def due(known: RequestFacts, *indices: int) -> RequestFacts:
     """Return the facts where these were submitted before the trainer's step began."""
-    return RequestFacts(
-        known.steps, known.estimate, known.context, known.priority, lambda request: request.index in indices
-    )
+    return replace(known, is_due=lambda request: request.index in indices)
 
 
 def test_what_is_due_comes_before_longer_responses() -> None:
@@ -376,7 +407,7 @@ def test_where_no_instance_may_begin_anything_nothing_is_estimated_at_each_look(
         asked.append(request)
         return known.estimate(request)
 
-    counting = RequestFacts(known.steps, counted, known.context, known.priority, known.is_due)
+    counting = replace(known, estimate=counted)
     seen = view(200, arriving("a", None), arriving("b", 3.0), newest=2)
     policy = Arrival(LIMITS)
     policy.look(seen, counting, 0.0)
@@ -405,7 +436,7 @@ def test_what_is_held_is_looked_at_again_only_once_something_has_changed() -> No
         asked.append(request.index)
         return known.estimate(request)
 
-    counting = RequestFacts(known.steps, counted, known.context, known.priority, known.is_due)
+    counting = replace(known, estimate=counted)
     waiting, policy = (3, 5, 7), Arrival(LIMITS)
     here, comes = instance("a", slots=60, pending=tuple(map(of, range(100, 114))), version=2), arriving("b", 0.05)
     policy.look(view(waiting, here, comes, newest=2), counting, 0.0)

@@ -34,7 +34,7 @@ class Fleet:
 
     @property
     def facts(self) -> RequestFacts:
-        return RequestFacts(self.steps, self._estimate, lambda _: 0, lambda _: 0, lambda _: False)
+        return RequestFacts(self.steps, self._estimate, lambda _: 0, lambda _: 0, lambda _: False, lambda _: False)
 
     def look(self, now: float, **executing: range) -> list[int]:
         """Look, and return which requests were looked at."""

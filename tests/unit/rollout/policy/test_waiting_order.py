@@ -37,10 +37,11 @@ class Ranked:
     def since(self, number: int) -> tuple[list[RequestId], int]:
         return self.queue.since(MODEL, number)
 
-    def look(self, count_max: int = 1000, *, is_told: bool = True) -> list[int]:
+    def look(self, count_max: int = 1000, *, again_max: int = 0, is_told: bool = True) -> list[int]:
         since = self.since if is_told else None
         view = FleetView(self.queue.of_model(MODEL), (), self.step, waiting_since=since)
         self.order.update(view, self.rank, count_max)
+        self.order.rank_anew(view, self.rank, again_max)
         return [each.index for each in self.order.of(view)]
 
 
@@ -73,6 +74,19 @@ def test_a_request_that_comes_again_has_the_rank_of_then() -> None:
     ranked.queue.discard(of(0))
     ranked.put(0, 30)
     assert ranked.look() == [0, 1]
+
+
+def test_some_are_ranked_anew_at_each_look_and_all_in_turn() -> None:
+    ranked = Ranked()
+    for index in range(30):
+        ranked.put(index, index)
+    ranked.look()
+    ranked.asked = 0
+    ranked.lengths |= {of(index): -index for index in range(30)}
+    for _ in range(3):
+        ranked.look(again_max=10)
+    assert ranked.asked == 30
+    assert ranked.look() == [*range(30)]
 
 
 def test_only_what_has_come_is_ranked() -> None:
