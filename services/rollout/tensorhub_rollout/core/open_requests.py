@@ -167,8 +167,7 @@ class OpenRequests:
 
     def is_first(self, of: RequestId) -> bool:
         """Tell whether a request is the first of its group."""
-        submission = self._state.submissions[of.submission]
-        return submission.groups[submission.requests[of.index].group].first == of.index
+        return self._state.group_of(of).first == of.index
 
     def is_due(self, of: RequestId) -> bool:
         """Tell whether a request was submitted before the newest version was published."""
