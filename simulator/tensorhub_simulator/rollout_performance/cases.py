@@ -1,17 +1,27 @@
 """What is run of a scenario: each system with each seed, as its file says it and with each of its variations."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from tensorhub_simulator.rollout_performance.config import Scenario, ScenarioError, System, varied
 from tensorhub_simulator.rollout_performance.job import JobRun, Report
+from tensorhub_simulator.rollout_performance.laminar import LaminarRun
+from tensorhub_simulator.rollout_performance.polyrl import PolyrlRun
 from tensorhub_simulator.rollout_performance.rounds import RoundsRun
 from tensorhub_simulator.rollout_performance.timeline import Timeline
-from tensorhub_simulator.rollout_performance.trainer import trainer_of
+from tensorhub_simulator.rollout_performance.trainer import misfit_of, trainer_of
 
 SEEDS_MAX: Final = 1000
+RUNS: Final[Mapping[System, type[JobRun]]] = {
+    "rollpacker": RoundsRun,
+    "rounds": RoundsRun,
+    "graded": RoundsRun,
+    "polyrl": PolyrlRun,
+    "laminar": LaminarRun,
+}
+"""Jobs of these systems have more of their own than where requests are placed."""
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -64,7 +74,7 @@ def cases(
     """Yield what to run; unless `alone`, with all variations. `traced` reads a scenario's trace.
 
     `drawn`: the runs of the first seed of the file itself are to be drawn. Raises `ScenarioError` for a job that no
-    instance would ever generate for.
+    instance would ever generate for, or that a system is not made for.
     """
     kinds = [("", traced(scenario))]
     if not alone:
@@ -76,6 +86,9 @@ def cases(
                 f"{kind.name}: no instance would ever generate with {idle!r}, whose trainer only trains: have some in "
                 "spot.changes, or name other systems with --system"
             )
+        wrong = next(filter(None, (misfit_of(kind, each) for each in systems)), None)
+        if wrong is not None:
+            raise ScenarioError(f"{kind.name}: {wrong}, or name other systems with --system")
         for seed in range(kind.seed, kind.seed + seeds):
             for system in systems:
                 is_drawn = drawn and not what and seed == kind.seed
@@ -84,7 +97,7 @@ def cases(
 
 def run(case: Case) -> Report:
     """Run a case."""
-    kind = RoundsRun if case.system in ("rollpacker", "rounds", "graded") else JobRun
+    kind = RUNS.get(case.system, JobRun)
     return kind(case.scenario, case.system, Timeline() if case.is_drawn else None).run()
 
 

@@ -33,6 +33,8 @@ System = Literal[
     "seer",
     "rounds",
     "graded",
+    "polyrl",
+    "laminar",
 ]
 """What drives the rollouts. `reserved`: the trainer's own engines alone, which make all responses before it trains;
 where they only train, the whole fleet does both in turn. `disaggregated`: the trainer's GPUs only train, and begin once
@@ -42,7 +44,8 @@ time by what earlier responses to a prompt let expect. `oracle`: the same, by tr
 a step's responses, placed in turns, and then train it. `rollpacker`: the same machines in rounds of short and of long
 responses (`rounds`). `seer`: one response of each group first, then the longest, by what siblings tell. `rounds`:
 `arrival`, and a trainer that takes rounds. `graded`: the same, and rounds have prompts of about equal lengths once all
-have come (`lengths.prompts`)."""
+have come (`lengths.prompts`). `polyrl`: what the code released for RLBoost does. `laminar`: each instance takes new
+weights by itself once its batch has ended, and what is left of batches is packed onto few (`laminar`)."""
 
 SYSTEMS_FIRST: Final[tuple[System, ...]] = get_args(System)[:8]
 """What a scenario is run with that names no systems."""
@@ -58,6 +61,7 @@ SLOTS_MAX: Final = 4096
 TOKENS_MAX: Final = 1_000_000
 NUMBER_MAX: Final = 1e12
 ROUNDS_MAX: Final = 8.0
+PARTS_MIN: Final = 0.01
 GROWS_MIN: Final = 0.5
 GROWS_MAX: Final = 2.0
 MESSAGES_LEAST_S: Final = 0.01
@@ -94,6 +98,16 @@ class Rounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """And each of them so many responses for each that is trained. With more than 1 short responses are favoured."""
 
 
+class Repack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Laminar's batches, and how tight it packs what is left of them."""
+
+    parts: float = 2.0
+    """An instance's batch, in equal parts of all responses that may be open: of so many as there are instances."""
+    requests: int | None = None
+    """Limit of the requests of an instance that gets those of others. None: as many as its engine computes while it
+    reads its weights once."""
+
+
 class Trainer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The trainer on the reserved machines; it trains while other machines generate."""
 
@@ -119,6 +133,8 @@ class Trainer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What becomes of a response when its engine changes the version."""
     rounds: Rounds = Rounds()
     """With the systems that have them."""
+    repack: Repack = Repack()
+    """With `laminar`."""
     seed_first_s: float = 150.0
     seed_gain: float = 3.0
 
@@ -251,6 +267,7 @@ def wrongs(scenario: Scenario) -> Iterator[str]:
     """Yield what is wrong, in sentences."""
     trainer, lengths, spot, engine = scenario.trainer, scenario.lengths, scenario.spot, scenario.engine
     messages, frames_s = scenario.messages, scenario.messages.frames_s
+    repacked = trainer.repack.requests
     for what, number, least, most in (
         ("trainer.steps", trainer.steps, 1, STEPS_MAX),
         ("trainer.groups", trainer.groups, 1, REQUESTS_MAX),
@@ -264,6 +281,8 @@ def wrongs(scenario: Scenario) -> Iterator[str]:
         ("trainer.seed_first_s", trainer.seed_first_s, 0.0, NUMBER_MAX),
         ("trainer.rounds.prompts", trainer.rounds.prompts, 1.0, ROUNDS_MAX),
         ("trainer.rounds.responses", trainer.rounds.responses, 1.0, ROUNDS_MAX),
+        ("trainer.repack.parts", trainer.repack.parts, PARTS_MIN, ROUNDS_MAX),
+        ("trainer.repack.requests", 1 if repacked is None else repacked, 1, SLOTS_MAX),
         ("trainer.seed_gain", trainer.seed_gain, 1e-3, NUMBER_MAX),
         ("lengths.prompt", lengths.prompt, 1, TOKENS_MAX),
         ("lengths.prompts", trainer.groups if lengths.prompts is None else lengths.prompts, trainer.groups, NUMBER_MAX),

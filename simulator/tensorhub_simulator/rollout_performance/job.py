@@ -7,7 +7,7 @@ Always true: each response is trained once, and it has as many tokens as were dr
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from hashlib import sha256
 from random import Random
@@ -59,7 +59,7 @@ from tensorhub_rollout.decisions.decisions import Decisions, PolicyLimits
 from tensorhub_rollout.log.fold import GROUPS_MAX, fold
 from tensorhub_rollout.log.outcomes import Attached, Ended, Outcome, Refused, Submitted
 from tensorhub_rollout.log.state import RolloutState
-from tensorhub_rollout.policy.view import PlaceAction
+from tensorhub_rollout.policy.view import Action, MoveAction, PlaceAction
 from tensorhub_runner.core.runner_events import (
     AbortCame,
     AnswerAbort,
@@ -76,6 +76,7 @@ from tensorhub_runner.core.runner_events import (
     SendReport,
 )
 from tensorhub_simulator.engine.agenda import Agenda
+from tensorhub_simulator.rollout_performance.ages import AgeCounts, Ages
 from tensorhub_simulator.rollout_performance.arrivals import arrivals_s, sites_arrivals_s
 from tensorhub_simulator.rollout_performance.baselines import ProbesFirst, in_turns
 from tensorhub_simulator.rollout_performance.config import Scenario, ScenarioError, System
@@ -143,6 +144,8 @@ class Report(msgspec.Struct, frozen=True):
     """Trained in each step."""
     tails: tuple[StepTail, ...] = ()
     """When the responses of each step were whole."""
+    ages: Ages = Ages()
+    """How old the tokens were that were trained, in versions."""
     instances: tuple[int, ...] = ()
     """With `spot.delta_from`: how many there were to be in each step."""
     timeline: Timeline | None = None
@@ -187,6 +190,7 @@ class JobRun:
         """The machines of a trace that there are, and that were not taken."""
         self._spot_s, self._made, self._lost, self._responses = 0.0, 0, 0, 0
         self._lengths: dict[RequestId, int] = {}
+        self._ages = AgeCounts()
         self._trainer = trainer_of(scenario, system)
         self._probes = ProbesFirst(self._trainer.group_size, self._expected)
         self._submitted: list[StepProgress] = []
@@ -284,6 +288,7 @@ class JobRun:
             tuple(each.seconds for each in steps),
             tuple(each.tokens for each in steps),
             () if self._trainer.streams else tuple(self._tails()),
+            self._ages.found,
             () if self._size is None else tuple(self._size.units_of_steps),
             self._timeline,
         )
@@ -381,11 +386,7 @@ class JobRun:
             case _:
                 yield from self._decisions.look(self._leader, MODEL, self._agenda.now)
                 return
-        for action in actions:
-            if isinstance(action, PlaceAction):
-                yield Place(action.request, action.runner)
-            else:
-                yield Withdraw(action.request, None)
+        yield from said(actions)
 
     def _left(self, of: RequestId) -> float:
         response = self._leader.responses.get(of)
@@ -432,6 +433,7 @@ class JobRun:
                 self._agenda.after(DELAY_S, partial(self._hear, said))
             case StoreEnd(ended=ended):
                 assert ended.reason == "stop", f"{ended.request} ended with {ended.reason}: {ended.error}"
+                self._ages.ended(ended.request, effect.runs, ended.tokens)
                 entry = End(self._leader.term, (ended,), self._payload(len(effect.tokens)))
                 self._agenda.after(DELAY_S, partial(self._append, entry))
             case AnswerFrame() | AnswerHeartbeat() | AnswerReport():
@@ -629,9 +631,14 @@ class JobRun:
             self._pace,
             is_local,
             is_forgetful=self._system == "recompute",
+            used_of=self._used_of,
         )
         self._pace.follow(len(self._machines))
         machine.start(MODEL, self._version)
+
+    def _used_of(self, _of: RequestId, made: int, /) -> int:
+        """Return with how many of the tokens that a response has it goes on at an instance that it comes to."""
+        return made
 
     def _fetch(self, machine: Machine, load_s: float) -> None:
         """Have a machine fetch the newest version, unless it stays on its own or does so already."""
@@ -670,16 +677,11 @@ class JobRun:
     def _begin_step(self) -> None:
         trainer, step = self._trainer, len(self._steps)
         self._steps.append(StepRecord(self._agenda.now))
-        is_timed = True
-        if trainer.seeds:
-            answer = self._asked_seeding()
-            self._seeding, is_timed = answer.state, answer.has_others and not answer.is_watched
-            assert self._seeding is not None, answer.message
+        seed_s = self._seeds_for_s() if trainer.seeds else 0.0
         if trainer.streams:
             self._begin_stream()
         while not trainer.streams and len(self._submitted) <= min(step + trainer.steps_ahead, trainer.steps - 1):
             self._submit(len(self._submitted))
-        seed_s = 0.0 if self._seeding is None else self._seeding.seed_s if is_timed else math.inf
         if seed_s > 0:
             self._is_seeding = True
             for number in range(trainer.engines):
@@ -687,6 +689,13 @@ class JobRun:
             if math.isfinite(seed_s):
                 self._agenda.after(seed_s, partial(self._end_seeding, step))
         self._train()
+
+    def _seeds_for_s(self) -> float:
+        """Return how long the trainer's engines generate in the step that begins; infinite: until they are told."""
+        answer = self._asked_seeding()
+        self._seeding, is_timed = answer.state, answer.has_others and not answer.is_watched
+        assert self._seeding is not None, answer.message
+        return self._seeding.seed_s if is_timed else math.inf
 
     def _begin_stream(self) -> None:
         trainer = self._trainer
@@ -699,8 +708,11 @@ class JobRun:
 
     def _submit(self, step: int) -> None:
         """Submit the groups of a step; those of an earlier one go first."""
-        self._submitted.append(StepProgress(self._trainer, step, submitted_at=self._agenda.now))
+        self._submitted.append(self._new_step(step))
         self._submit_groups(step, range(self._trainer.groups))
+
+    def _new_step(self, step: int) -> StepProgress:
+        return StepProgress(self._trainer, step, submitted_at=self._agenda.now)
 
     def _submit_groups(self, step: int, numbers: range) -> None:
         names = [(f"s{step}-{number}", prompt_of(self._scenario, step, number)) for number in numbers]
@@ -767,12 +779,17 @@ class JobRun:
         self._did("seeds", self._steps[-1].seeded_s)
         self._train()
 
+    @property
+    def _has_seeded_all(self) -> bool:
+        """Whether nothing is left for the trainer's engines to generate, before their time is over."""
+        return not self._progress.open and bool(self._progress.ready)
+
     def _train(self) -> None:
         """Train what there is, where the GPUs are free for it."""
         if not self._steps or self._is_training or self._steps[-1].ended_at:
             return
         if self._is_seeding:
-            if not self._progress.open and self._progress.ready:
+            if self._has_seeded_all:
                 self._stop_seeding([each for each in self._machines.values() if each.is_local])
             return
         batch = self._progress.take()
@@ -799,6 +816,7 @@ class JobRun:
         self._append(Done(self._by(), requests))
         for of in requests:
             del self._lengths[of]
+            self._ages.trained(of, self._version)
         if self._trainer.streams:
             submitted = self._progress.submitted // self._trainer.group_size
             used = self._responses // self._trainer.group_size
@@ -822,6 +840,15 @@ class JobRun:
             self._resize(self._size)
         if not self._is_over:
             self._begin_step()
+
+
+def said(actions: Iterable[Action]) -> Iterator[Place | Withdraw]:
+    """Yield what a leader is told of what is to be placed, to be moved, and to wait."""
+    for action in actions:
+        if isinstance(action, PlaceAction):
+            yield Place(action.request, action.runner)
+        else:
+            yield Withdraw(action.request, action.target if isinstance(action, MoveAction) else None)
 
 
 def _raise(what: str, why: Exception) -> None:

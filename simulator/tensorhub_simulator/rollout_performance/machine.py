@@ -106,6 +106,16 @@ class _PacedRunner(Runner):
         return self._flushed_at
 
 
+@dataclass(slots=True)
+class _Again:
+    """What an attempt makes again."""
+
+    left: int
+    """Tokens."""
+    shows_first: bool
+    """Whether the leader is to be told of one that it has not, so that it knows that it runs."""
+
+
 @dataclass(slots=True, eq=False)
 class Machine:
     """What runs on it, until `is_up` is false."""
@@ -120,6 +130,8 @@ class Machine:
     is_local: bool
     is_forgetful: bool
     """Whether tokens leave it only once their response ends: what makes others compute again."""
+    used_of: Callable[[RequestId, int], int]
+    """With how many of the tokens that a response comes with it goes on; the others are made again."""
     began_at: float = 0.0
     is_up: bool = True
     tokens: int = 0
@@ -145,6 +157,8 @@ class Machine:
     """How many steps its heartbeats have told of."""
     _kept: dict[Attempt, int] = field(default_factory=dict)
     """Tokens that a forgetful one has not told of."""
+    _again: dict[Attempt, _Again] = field(default_factory=dict)
+    """Attempts that make tokens again which the leader has already."""
     _due_at: float = math.inf
     """When time alone changes something."""
     _wakes_at: float = math.inf
@@ -260,14 +274,17 @@ class Machine:
         for effect in self.core.handle(event, self.agenda.now):
             match effect:
                 case Begin(attempt=attempt, prompt=prompt, tokens=tokens):
-                    made = len(tokens) // TOKEN_BYTES
-                    length = self.length_of(self.core.held[attempt].assign.request)
+                    made, of = len(tokens) // TOKEN_BYTES, self.core.held[attempt].assign.request
+                    used, length = self.used_of(of, made), self.length_of(of)
                     self._kept.pop(attempt, None)
+                    if used < made:
+                        self._again[attempt] = _Again(made - used, shows_first=length > made + 1)
                     self._has_fresh = True
-                    self.engine.begin(attempt, len(prompt) // TOKEN_BYTES + made, length - made, self.agenda.now)
+                    self.engine.begin(attempt, len(prompt) // TOKEN_BYTES + used, length - used, self.agenda.now)
                 case Stop(attempt=attempt):
                     self.engine.stop(attempt)
                     self._kept.pop(attempt, None)
+                    self._again.pop(attempt, None)
                     self._begun.discard(attempt)
                 case SendFrame():
                     self._has_told, self.core.is_awaited = True, False
@@ -282,7 +299,7 @@ class Machine:
 
     def _stepped(self, made: Made[Attempt]) -> EngineStepped:
         self.tokens += made.tokens * len(made.requests)
-        if self.is_forgetful or made.ended:
+        if self.is_forgetful or self._again or made.ended:
             rows = [self._row(attempt, made.tokens, is_last=attempt in made.ended) for attempt in made.requests]
         else:
             body = bytes(TOKEN_BYTES * made.tokens)
@@ -296,8 +313,22 @@ class Machine:
             kept = self._kept.get(attempt, 0) + count
             count = kept if is_last else min(1, count) if is_first else 0
             self._kept[attempt] = kept - count
+        if attempt in self._again:
+            count = self._new_of(attempt, count)
         body = bytes(TOKEN_BYTES * count)
         return StepTokens(attempt, body, body, Finished(attempt, 0, "stop") if is_last else None)
+
+    def _new_of(self, attempt: Attempt, count: int) -> int:
+        """Return how many of an attempt's tokens the leader is told of, where some are made again."""
+        again = self._again[attempt]
+        # The first token shows that it runs.
+        shown = min(1, count) if again.shows_first else 0
+        left = count - shown
+        again.left, left = max(0, again.left - left), max(0, left - again.left)
+        again.shows_first = again.shows_first and not shown
+        if not again.left:
+            del self._again[attempt]
+        return shown + left
 
     def _wake_later(self) -> None:
         times = [self.core.deadline()]

@@ -39,6 +39,7 @@ def _systems(finding: Finding) -> Table:
         "step, s",
         "trainer waits",
         "made again",
+        "age",
         "lost",
     )
     for head in ("system", *heads):
@@ -55,6 +56,7 @@ def _systems(finding: Finding) -> Table:
             f"{median(each.seconds / each.steps for each in found):,.0f}",
             f"{median(each.waited_s / each.seconds for each in found):.1%}",
             f"{median(each.made / each.tokens - 1 for each in found):.1%}",
+            f"{median(each.ages.tokens for each in found):.2f}",
             f"{median(each.lost for each in found):g}",
         )
     return table

@@ -31,7 +31,9 @@ def trainer_of(scenario: Scenario, system: System) -> Trainer:
         engines = found.engines + scenario.spot.first
         token_s = found.token_s * found.engines / engines
         whole = found.groups * found.group_size
-        return replace(found, seeds=True, steps_ahead=0, micro_batch=whole, engines=engines, token_s=token_s)
+        return replace(
+            found, seeds=True, steps_ahead=0, streams=False, micro_batch=whole, engines=engines, token_s=token_s
+        )
     if system in ("rounds", "graded"):
         return replace(found, steps_ahead=0)
     if system == "disaggregated":
@@ -42,6 +44,15 @@ def trainer_of(scenario: Scenario, system: System) -> Trainer:
         token_s = found.token_s * found.engines / engines
         return replace(found, seeds=True, steps_ahead=0, streams=False, engines=engines, token_s=token_s)
     return found
+
+
+def misfit_of(scenario: Scenario, system: System) -> str | None:
+    """Say why a system is not made for a scenario's trainer, and what to do; None: it is."""
+    if system == "polyrl" and not scenario.trainer.seeds:
+        return "polyrl is of a trainer whose GPUs generate first and then train: set trainer.seeds to true"
+    if system == "laminar" and not scenario.trainer.steps_ahead:
+        return "laminar's instances go on with older weights: set trainer.seeds to false and trainer.steps_ahead to 1"
+    return None
 
 
 @dataclass(slots=True)
