@@ -27,7 +27,6 @@ from tensorhub_common.protocol.rollout.questions import ReadyAnswer
 from tensorhub_rollout.core import checkpoints, open_requests
 from tensorhub_rollout.core.admission import Admission, GroupId
 from tensorhub_rollout.core.assignments import Assignments
-from tensorhub_rollout.core.attempts import Attempts
 from tensorhub_rollout.core.fleet import Fleet
 from tensorhub_rollout.core.frame_rows import Row
 from tensorhub_rollout.core.instance import Instance
@@ -130,13 +129,13 @@ def _two_leaders() -> tuple[Replacement, ...]:
 
 def _attempts_without_terms() -> tuple[Replacement, ...]:
     """A new leader counts its attempts from 1 again, and the term is no part of them."""
-    known = Attempts.__init__
+    known = Leader.__init__
 
-    def init(self: Attempts, *arguments: Any, **more: Any) -> None:
-        known(self, *arguments, **more)
-        self._term = 1
+    def init(self: Leader, *arguments: Any) -> None:
+        known(self, *arguments)
+        self.term = self.attempts._term = 1
 
-    return ((Attempts, "__init__", init),)
+    return ((Leader, "__init__", init),)
 
 
 def _closed_before_the_log() -> tuple[Replacement, ...]:
@@ -216,13 +215,13 @@ def _silence_while_asleep() -> tuple[Replacement, ...]:
 
 def _forgotten_early() -> tuple[Replacement, ...]:
     """The runner of an attempt that was stopped may forget it before a later one is confirmed."""
-    known = Attempts.end
+    known = OpenRequests.attempt_over
 
-    def end(self: Attempts, placement: Placement) -> None:
-        known(self, placement)
-        self.forget_earlier(placement.request)
+    def over(self: OpenRequests, placement: Placement, *arguments: Any, **more: Any) -> None:
+        known(self, placement, *arguments, **more)
+        self._attempts.forget_earlier(placement.request)
 
-    return ((Attempts, "end", end),)
+    return ((OpenRequests, "attempt_over", over),)
 
 
 def _older_checkpoint() -> tuple[Replacement, ...]:

@@ -209,7 +209,7 @@ class Attempts:
 
     def forget_one(self, placement: Placement) -> None:
         """Let the runner forget one attempt that is over, before a later one is confirmed."""
-        self._earlier[placement.request].pop(placement.attempt, None)
+        self._earlier.get(placement.request, {}).pop(placement.attempt, None)
         self._forget(placement.runner, placement.attempt)
 
     def _forget(self, runner: str, attempt: Attempt) -> None:
