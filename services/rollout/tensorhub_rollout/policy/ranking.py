@@ -6,7 +6,7 @@ gone is passed over, and taken out where it is met. What is told of the whole is
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -25,6 +25,8 @@ RENEWED_MAX: Final = 32
 """Limit of the waiting requests that one look estimates anew."""
 SAMPLE_MAX: Final = 512
 """Limit of the requests that stand for all. A quantile of that many is off by less than 4 % of them, 19 times in 20."""
+WALKED_MAX: Final = 65_536
+"""Limit of the waiting requests that are walked through for a sample of them; of more, it is taken in their order."""
 RANK_KEPT: Final = 1 / 32
 """A request keeps its rank while its length is off by no more than this share."""
 
@@ -178,12 +180,14 @@ class Expected:
         """Return requests that stand for all, the longest first, and for how many each of them stands."""
         total = len(self._waiting) + sum(map(len, self.at_work.values()))
         step = max(1, -(-total // SAMPLE_MAX))
-        found = [
-            Sampled(rank[2], rank[3], self.ranked[rank[3]].left, "")
-            for ranks in self.ordered.values()
-            for rank in ranks.every(step)
-            if rank[3] in self._waiting
-        ]
+        each_of: Iterable[tuple[RequestId, Ranked]]
+        if len(self.ranked) <= WALKED_MAX:
+            each_of = islice(self.ranked.items(), 0, None, step)
+        else:
+            # To walk through a million takes as long as two looks may.
+            ranks = (rank for each in self.ordered.values() for rank in each.every(step))
+            each_of = ((rank[3], self.ranked[rank[3]]) for rank in ranks)
+        found = [Sampled(each.rank[2], of, each.left, "") for of, each in each_of if of in self._waiting]
         at = 0
         for runner, requests in self.at_work.items():
             while at < len(requests):

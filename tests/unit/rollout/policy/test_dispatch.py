@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_rollout.core.waiting import WaitingQueue
+from tensorhub_rollout.policy import ranking
 from tensorhub_rollout.policy.balancing import PLACED_MAX, BalancingLimits
 from tensorhub_rollout.policy.dispatch import DIVIDED_S, GONE_MAX, Pools, dispatch
 from tensorhub_rollout.policy.lengths import Knowledge, LengthEstimate
@@ -239,9 +240,9 @@ def test_what_waits_is_ranked_anew_in_its_turn_and_what_is_gone_is_forgotten() -
     assert sorted(each.rank for each in expected.ranked.values()) == [*expected.ordered[None]]
 
 
-@given(st.integers(1, 4 * SAMPLE_MAX), st.sampled_from([(0, 0), (3, 50), (SAMPLE_MAX + 100, 1)]))
+@given(st.integers(1, 4 * SAMPLE_MAX), st.sampled_from([(0, 0), (3, 50), (SAMPLE_MAX + 100, 1)]), st.booleans())
 @settings(max_examples=30)
-def test_a_sample_stands_for_all(count: int, at_work: tuple[int, int]) -> None:
+def test_a_sample_stands_for_all(count: int, at_work: tuple[int, int], is_large: bool) -> None:  # noqa: FBT001 (hypothesis gives it by position)
     waiting, tokens = requests(count), dict[RequestId, float]()
     instances, of_each = at_work
     there = tuple(InstanceView(f"r{at}", 8, (), requests(of_each)) for at in range(instances))
@@ -249,7 +250,9 @@ def test_a_sample_stands_for_all(count: int, at_work: tuple[int, int]) -> None:
     expected, view = Expected(), FleetView(waiting, there, 1)
     for _ in range(6):
         expected.look(view, known(tokens), flat)
-    found, each_is = expected.sampled()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranking, "WALKED_MAX", 0 if is_large else count)
+        found, each_is = expected.sampled()
     assert len({each.request for each in found}) == len(found) <= SAMPLE_MAX
     assert each_is * len(found) == pytest.approx(len(tokens))
     assert len(tokens) > SAMPLE_MAX or len(found) == len(tokens)
