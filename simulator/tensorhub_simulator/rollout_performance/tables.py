@@ -30,15 +30,15 @@ def tables(finding: Finding, *, tails: bool = False) -> Iterator[Table | str]:
 
 
 def _systems(finding: Finding) -> Table:
-    table = Table(box=box.SIMPLE)
+    table = Table(box=box.SIMPLE, collapse_padding=True)
     heads = (
         "tokens/s",
         "from step 2",
         "factor",
         "tokens/cost",
         "step, s",
-        "trainer waits",
-        "made again",
+        "trainer\nwaits",
+        "made\nagain",
         "age",
         "lost",
     )
@@ -49,10 +49,10 @@ def _systems(finding: Finding) -> Table:
         found = finding.of("", system)
         table.add_row(
             system,
-            _spread([each.tokens_per_s for each in found], "{:,.0f}"),
-            _spread([each.later_tokens_per_s for each in found], "{:,.0f}"),
-            _spread(_over(found, base, lambda each: each.later_tokens_per_s), "{:.2f}"),
-            _spread(_over(found, base, lambda each: each.tokens_per_cost), "{:.2f}") if found[0].cost else "-",
+            _stacked([each.tokens_per_s for each in found], "{:,.0f}"),
+            _stacked([each.later_tokens_per_s for each in found], "{:,.0f}"),
+            _stacked(_over(found, base, lambda each: each.later_tokens_per_s), "{:.2f}"),
+            _stacked(_over(found, base, lambda each: each.tokens_per_cost), "{:.2f}") if found[0].cost else "-",
             f"{median(each.seconds / each.steps for each in found):,.0f}",
             f"{median(each.waited_s / each.seconds for each in found):.1%}",
             f"{median(each.made / each.tokens - 1 for each in found):.1%}",
@@ -124,6 +124,11 @@ def _over(found: list[Report], base: list[Report], value: Callable[[Report], flo
 def _spread(values: list[float], form: str) -> str:
     said = [form.format(each) for each in (median(values), min(values), max(values))]
     return said[0] if len(values) == 1 else f"{said[0]} ({said[1]}-{said[2]})"
+
+
+def _stacked(values: list[float], form: str) -> str:
+    """Return the same in two lines, for a table of many columns."""
+    return _spread(values, form).replace(" ", "\n")
 
 
 def objects(finding: Finding) -> Iterator[dict[str, Any]]:

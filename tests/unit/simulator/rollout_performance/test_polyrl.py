@@ -8,7 +8,7 @@ from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_rollout.policy.view import FleetView, InstanceView, PlaceAction, ReleaseAction
 from tensorhub_simulator.rollout_performance.cases import cases
 from tensorhub_simulator.rollout_performance.config import Scenario, ScenarioError, decode
-from tensorhub_simulator.rollout_performance.job import JobRun
+from tensorhub_simulator.rollout_performance.job import MODEL, JobRun
 from tensorhub_simulator.rollout_performance.polyrl import PLACED_MAX, GroupTurns, PolyrlRun, SeedingTime, WholeGroups
 from tensorhub_simulator.rollout_performance.trainer import StepProgress
 
@@ -142,6 +142,20 @@ def test_a_group_that_its_trainer_gives_away_goes_on_from_its_shortest_response(
     assert report.seeded_s == pytest.approx(21, abs=0.3)
     whole_s = report.tails[0].all_s
     assert whole_s == pytest.approx(21 + 20, abs=1.5)
+
+
+def test_an_instance_that_makes_tokens_again_is_not_taken_for_one_where_something_waits() -> None:
+    """It makes ten of them for ten seconds and more, from the 23rd second on."""
+    run = TwoLengths(job(), "polyrl")
+    seen: list[tuple[int, int]] = []
+
+    def look() -> None:
+        (instance,) = run._leader.view(MODEL).instances
+        seen.append((len(instance.pending), len(instance.executing)))
+
+    run._agenda.at(27.0, look)
+    run.run()
+    assert seen == [(0, 1)]
 
 
 def test_the_trainer_s_engines_have_their_whole_time_and_groups_are_trained_whole() -> None:
