@@ -92,7 +92,7 @@ def answer_ready(
     known = versions.get(consumer.model)
     return ReadyAnswer(
         tuple(page),
-        consumer.open,
+        _open_of(state, consumer, question.groups),
         len(page) < question.count_max,
         instances.get(consumer.model, 0),
         () if known is None else known.published,
@@ -143,7 +143,19 @@ def answer_seeding(
 def has_ready(state: RolloutState, question: ReadyQuestion) -> bool:
     """Tell whether a question would be answered otherwise than by 'nothing yet'."""
     consumer = _consumer_of(state, question.attachment)
-    return consumer is None or not consumer.open or next(_ended_behind(state, consumer, question), None) is not None
+    return (
+        consumer is None
+        or not _open_of(state, consumer, question.groups)
+        or next(_ended_behind(state, consumer, question), None) is not None
+    )
+
+
+def _open_of(state: RolloutState, consumer: Consumer, groups: tuple[str, ...] | None) -> int:
+    """Return how many requests of these groups are open; None: of all."""
+    if groups is None:
+        return consumer.open
+    places = (consumer.ids[each] for each in groups if each in consumer.ids)
+    return sum(state.submissions[submission].groups[index].open for submission, index in places)
 
 
 def _consumer_of(state: RolloutState, attachment: int) -> Consumer | None:

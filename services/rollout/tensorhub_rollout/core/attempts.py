@@ -49,12 +49,14 @@ class Attempts:
         *,
         resend_s: float,
         assign_tokens_max: int,
+        prefix_tokens_min: int,
     ) -> None:
         """Know none yet. `instances`: by runner. The bounds are those of `LeaderLimits`."""
         self.placements: dict[Attempt, Placement] = {}
         self._log, self._term = log, term
         self._context, self._instances = context, instances
-        self._resend_s, self._assign_tokens_max = resend_s, assign_tokens_max
+        self._resend_s = resend_s
+        self._assign_tokens_max, self._prefix_tokens_min = assign_tokens_max, prefix_tokens_min
         self._n = 0
         self._asked: dict[Attempt, Placement] = {}
         """Those that were asked to begin or to stop, and did not answer since."""
@@ -106,7 +108,7 @@ class Attempts:
         versions: PublishedVersions,
     ) -> None:
         """Ask the runner to begin. It gets the part of the prefix behind what it has confirmed."""
-        room = max(1, self._assign_tokens_max - len(said.prompt) // TOKEN_BYTES)
+        room = max(self._prefix_tokens_min, self._assign_tokens_max - len(said.prompt) // TOKEN_BYTES)
         first = TOKEN_BYTES * placement.confirmed
         last = min(TOKEN_BYTES * (placement.confirmed + room), TOKEN_BYTES * placement.began_at)
         assign = Assign(

@@ -31,8 +31,6 @@ class Fleet:
         """How often something of an instance was otherwise than policies saw it, beside its requests."""
         self._remote: dict[str, frozenset[str]] = {}
         """By model, until an instance changes: the runners that are not the trainer's own, and stay."""
-        self._rated: dict[str, int] = {}
-        """Each instance's tokens when its rate was counted."""
 
     # ------------------------------------------------------------------------------------------ listening
 
@@ -151,9 +149,9 @@ class Fleet:
         if seconds < every_s:
             return False
         self._rated_at = self._now
-        for runner, instance in self.instances.items():
-            instance.tokens_per_s = (instance.tokens - self._rated.get(runner, 0)) / seconds
-        self._rated = {runner: each.tokens for runner, each in self.instances.items()}
+        for instance in self.instances.values():
+            instance.tokens_per_s = (instance.tokens - instance.tokens_rated) / seconds
+            instance.tokens_rated = instance.tokens
         return True
 
     def due_to_checkpoint(self, every_s: float) -> list[Instance]:

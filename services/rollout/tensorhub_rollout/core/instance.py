@@ -50,8 +50,10 @@ class Instance:
     """When its engine was last seen to make a step, or to have nothing to do."""
     tokens: int = 0
     """How many tokens it has made since this leader knows it."""
+    tokens_rated: int = 0
+    """How many of them there were at the last look at its rate."""
     tokens_per_s: float = 0.0
-    """Over the last look at its rate."""
+    """Over the time before that look."""
     attempts: set[Attempt] = field(default_factory=set)
     """Those that are placed on it and not over."""
     pending: RequestsInOrder = field(default_factory=RequestsInOrder)

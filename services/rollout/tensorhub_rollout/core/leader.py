@@ -104,6 +104,8 @@ class LeaderLimits(msgspec.Struct, frozen=True):
     which a larger fleet has fewer in each."""
     assign_tokens_max: int = 32_768
     """Limit of the tokens of prompts and prefixes in one message; a longer prefix comes in parts."""
+    prefix_tokens_min: int = 8192
+    """A part of a prefix has at least so many tokens, however long the prompt is: each part carries that."""
     attempts_max: int = 5
     """A request fails after this number of attempts one after the other without a new token, while no other request
     was tried on the same instance."""
@@ -136,6 +138,7 @@ class Leader:
             self.fleet.instances,
             resend_s=limits.resend_s,
             assign_tokens_max=limits.assign_tokens_max,
+            prefix_tokens_min=limits.prefix_tokens_min,
         )
         self.open_requests = OpenRequests(
             state,

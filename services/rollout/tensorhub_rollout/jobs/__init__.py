@@ -2,5 +2,5 @@
 
 `app` imports it. It imports all that decides, and decides nothing itself.
 
-Seams: `ages`, `response_spans`.
+Seams: `ages`, `response_spans`, `runner_outbox`.
 """

@@ -28,7 +28,7 @@ from tensorhub_rollout.core.leader_events import AbortAnswered, AssignAnswered
 
 ANSWER_S_MAX: Final = 0.5
 REQUEST_BYTES_MAX: Final = 512 * 1024
-"""Limit of the prompts and tokens of one request; one assign may have more by itself."""
+"""Limit of the assigns of one request; one assign may have more by itself."""
 ATTEMPTS_MAX: Final = 1024
 """Limit of the attempts in one abort."""
 
@@ -103,7 +103,8 @@ class RunnerOutbox:
         assert self._assign is not None
         taken, nbytes = list[Assign](), 0
         for assign in [*self._assigns.values()]:
-            nbytes += len(assign.prompt) + len(assign.tokens) + len(assign.logprobs)
+            # All that it has, its stop tokens and runs too: NATS takes 1 MiB, and what is larger never arrives.
+            nbytes += len(_encoder.encode(assign))
             if taken and nbytes > REQUEST_BYTES_MAX:
                 break
             taken.append(self._assigns.pop(assign.attempt))

@@ -2,6 +2,7 @@
 
 from array import array
 
+import msgspec
 import pytest
 
 from tensorhub_common.machine import Tick
@@ -35,7 +36,7 @@ from tensorhub_common.protocol.rollout.messages import (
     attempt_of,
 )
 from tensorhub_common.protocol.rollout.questions import ReadyQuestion
-from tensorhub_rollout.answers.sdk import answer_ready
+from tensorhub_rollout.answers.sdk import answer_ready, has_ready
 from tensorhub_rollout.core.leader import Leader, LeaderLimits
 from tensorhub_rollout.core.leader_events import (
     AnswerFrame,
@@ -51,6 +52,7 @@ from tensorhub_rollout.core.leader_events import (
     PromptLoaded,
     ReportCame,
     RoomSeen,
+    SendAssign,
     StoreEnd,
     StoreTokens,
     VersionsSeen,
@@ -539,3 +541,57 @@ def test_nothing_is_placed_on_an_engine_without_a_slot() -> None:
     leader.handle(ReportCame("none", Report(LOG, 1, ())), 0.0)
     takes = {each.runner: each.takes_more for each in leader.view("policy").instances}
     assert takes == {RUNNER: True, "none": False}
+
+
+def test_a_long_prompt_leaves_room_for_the_tokens_that_are_to_follow_it() -> None:
+    """Each part of a prefix carries the prompt: with a token a part, a move would take as many messages as tokens."""
+    state = RolloutState("job")
+    fold(state, 1, Lead(1, "m"))
+    fold(state, 2, Attach("main", "policy", 0, "n"))
+    group = GroupSubmitted("p", "a" * 64, 1, 100_000, 20_000)
+    fold(state, 3, Submit(SdkSender(2, 1), (group,), Payload("b" * 64, 1)))
+    limits = LeaderLimits(gather_s=0.0)
+    leader = Leader(state, LOG, limits, 0.0)
+    leader.handle(VersionsSeen("policy", PublishedVersions(1, (1,))), 0.0)
+    leader.handle(HeartbeatCame(RUNNER, RunnerHeartbeat(LOG, 1, 0, "policy", 8, 1)), 0.0)
+    held = bytes(4 * 10_000)
+    leader.handle(ReportCame(RUNNER, Report(LOG, 1, ())), 0.0)
+    leader.handle(Tick(), 0.1)
+    leader.handle(Place(REQUEST, RUNNER), 0.1)
+    leader.handle(PromptLoaded(REQUEST, bytes(4 * 100_000), Sampling(20_000, 7), VersionRule()), 0.1)
+    leader.handle(AssignAnswered(RUNNER, 1, (AssignResult(ATTEMPT, 0),)), 0.1)
+    attempts, starts, counts = (array("q", [each]).tobytes() for each in (attempt_key(ATTEMPT), 0, 10_000))
+    run = TokenRun(0, 1, "root", RUNNER, ATTEMPT)
+    leader.handle(FrameCame(RUNNER, Frame(LOG, 1, 1, attempts, starts, counts, held, held, ((ATTEMPT, run),))), 0.1)
+    assert leader.responses[REQUEST].count == 10_000
+    leader.handle(HeartbeatCame(RUNNER, RunnerHeartbeat(LOG, 2, 0, "policy", 8, 1)), 0.2)
+    leader.handle(ReportCame(RUNNER, Report(LOG, 2, ())), 0.2)
+    leader.handle(Place(REQUEST, RUNNER), 0.2)
+    effects = leader.handle(PromptLoaded(REQUEST, bytes(4 * 100_000), Sampling(20_000, 7), VersionRule()), 0.2)
+    (assign,) = [part for each in effects if isinstance(each, SendAssign) for part in each.request.assigns]
+    assert (assign.prefix, len(assign.tokens) // 4) == (10_000, limits.prefix_tokens_min)
+
+
+def test_the_rate_of_an_instance_that_came_anew_counts_what_it_made_itself(leader: Leader) -> None:
+    taken(leader, frame(0, 3))
+    leader.handle(Tick(), 2.0)
+    leader.handle(HeartbeatCame(RUNNER, RunnerHeartbeat(LOG, 2, 0, "policy", 8, 1)), 2.1)
+    leader.handle(Tick(), 4.0)
+    assert leader.instances[RUNNER].tokens_per_s == 0
+
+
+def test_what_is_open_is_counted_of_the_groups_that_are_asked_about() -> None:
+    state = RolloutState("job")
+    fold(state, 1, Lead(1, "m"))
+    fold(state, 2, Attach("main", "policy", 0, "n"))
+    groups = tuple(GroupSubmitted(name, "a" * 64, 2, 1, 4) for name in ("over", "open"))
+    fold(state, 3, Submit(SdkSender(2, 1), groups, Payload("b" * 64, 1)))
+    fold(state, 4, End(1, tuple(RequestEnded(RequestId(3, index), None, "failed", 0, "no") for index in range(2))))
+    said = {
+        asked: answer_ready(state, ReadyQuestion(2, 4, groups=asked), {}, {}).open
+        for asked in (None, (), ("over",), ("open", "over"), ("unknown",))
+    }
+    assert said == {None: 2, (): 0, ("over",): 0, ("open", "over"): 2, ("unknown",): 0}
+    behind = ReadyQuestion(2, 4, 4, RequestId(3, 1))
+    assert not has_ready(state, behind)
+    assert has_ready(state, msgspec.structs.replace(behind, groups=("over",)))

@@ -7,7 +7,7 @@ Tokens are int32 and log-probabilities float32, both little-endian and without p
 object for each token. Columns of a frame are int64.
 """
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -28,6 +28,10 @@ HeldState = Literal["running", "stopped", "finished"]
 """What a runner does with an attempt that it holds. `running` has requests that wait for a slot, too."""
 
 
+STOP_TOKEN_IDS_MAX: Final = 4096
+"""Limit of the stop tokens of a sampling: each assign carries them."""
+
+
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
     """How tokens are drawn. `seed` is the request's own."""
 
@@ -36,7 +40,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: Annotated[tuple[int, ...], msgspec.Meta(max_length=STOP_TOKEN_IDS_MAX)] = ()
     logprobs: Literal["processed", "temperature"] = "processed"
 
     def ended_by(self, tokens: bytes | bytearray) -> Literal["stop", "length"] | None:

@@ -12,6 +12,8 @@ WAIT_S_MAX: Final = 2.0
 """So long the manager keeps `ready` for what has not ended yet."""
 READY_MAX: Final = 512
 """Limit of the responses in one answer."""
+READY_GROUPS_MAX: Final = 1024
+"""Limit of the groups that one question is about."""
 WHY_REQUESTS_MAX: Final = 64
 """Limit of the responses in one answer to `why`, the first of the group."""
 WHY_CHARS_MAX: Final = 200
@@ -60,6 +62,8 @@ class ReadyQuestion(msgspec.Struct, frozen=True):
     count_max: Annotated[int, msgspec.Meta(ge=1, le=READY_MAX)] = READY_MAX
     wait_s: WaitS = 0.0
     """So long the answer waits for one to end."""
+    groups: Annotated[tuple[str, ...], msgspec.Meta(max_length=READY_GROUPS_MAX)] | None = None
+    """`open` in the answer counts these groups alone, and what has ended of others is told all the same; None: all."""
 
 
 class EndedRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -86,7 +90,7 @@ class EndedRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReadyAnswer(msgspec.Struct, frozen=True, tag="ready"):
-    """Responses in the order in which they ended, and how many requests of the consumer are open.
+    """Responses in the order in which they ended, and how many requests are open of what was asked about.
 
     `is_last`: no other has ended yet. `instances`: how many take requests of the consumer's model. `published`: the
     model's versions. `is_full`: the consumer's own responses that are not done fill the payloads, and nothing goes on
