@@ -8,7 +8,7 @@ from unittest import mock
 
 import msgspec
 
-from tensorhub._rollouts.collector import Collector
+from tensorhub._rollouts.collector import Collector, Place
 from tensorhub_common.catalog import apply as apply_module
 from tensorhub_common.catalog.availability import Out
 from tensorhub_common.catalog.handlers import holding
@@ -296,9 +296,10 @@ def _delivered_twice() -> tuple[Replacement, ...]:
     """The trainer asks from the beginning of an entry, of which it has a part."""
     known = Collector.take
 
-    def take(self: Collector, answer: ReadyAnswer) -> None:
-        known(self, answer)
-        self.after_request = None
+    def take(self: Collector, place: Place, answer: ReadyAnswer) -> bool:
+        is_taken = known(self, place, answer)
+        self.place = Place(self.place.after)
+        return is_taken
 
     return ((Collector, "take", take),)
 

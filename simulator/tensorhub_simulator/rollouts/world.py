@@ -993,15 +993,12 @@ class RolloutWorld:
         self.agenda.after(0.05, self._trainer_look)
 
     def _take_ended(self) -> None:
-        collector = self.collector
-        question = ReadyQuestion(
-            self._attachment,
-            0,
-            collector.after,
-            collector.after_request,
-            count_max=self.random.randint(1, 6),
-        )
-        collector.take(answer_ready(self.truth, question, {}, {}))
+        collector, place = self.collector, self.collector.place
+        question = ReadyQuestion(self._attachment, 0, *place, count_max=self.random.randint(1, 6))
+        answer = answer_ready(self.truth, question, {}, {})
+        # Two tasks of the trainer have asked from the same place.
+        collector.take(place, answer)
+        collector.take(place, answer)
         is_whole = self.random.random() < self.chances.whole_groups or bool(self.payload_bytes_max)
         ready = collector.pick(1, whole_groups=is_whole, groups=None, all_of_them=False)
         self._check_whole(ready)

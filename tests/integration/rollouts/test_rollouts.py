@@ -193,9 +193,9 @@ async def test_a_sampling_out_of_range_is_refused(job: RolloutJob, wrong: dict[s
 
 async def test_a_gibibyte_of_prompts_is_refused_before_it_travels(job: RolloutJob) -> None:
     rollouts = await attach(job, "too-much")
-    row = np.ones(4_000_000, np.int32)
+    row = np.ones(190_000, np.int32)
     with pytest.raises(tensorhub.BadPrompt, match="more than 268435456 bytes: submit them in several calls"):
-        await rollouts.submit([Prompt(row) for _ in range(70)])
+        await rollouts.submit([Prompt(row) for _ in range(400)])
     await rollouts.close()
 
 
@@ -244,3 +244,138 @@ async def test_from_a_program_without_an_event_loop(job: RolloutJob) -> None:
             return sizes
 
     assert await asyncio.to_thread(train) == [2]
+
+
+async def test_prompts_may_come_from_an_iterator(job: RolloutJob) -> None:
+    rollouts = await attach(job, "iterator")
+    groups = await rollouts.submit(Prompt([number], id=f"i{number}") for number in range(1, 5))
+    found = {each.group: each.prompt_ids.tolist() for each in await all_of(rollouts)}
+    assert found == {f"i{number}": [number] for number in range(1, 5)}
+    assert sorted(found) == groups
+    await rollouts.close()
+
+
+async def test_ids_as_long_as_they_may_be_are_submitted_and_cancelled_in_as_many_entries_as_they_take(
+    job: RolloutJob,
+) -> None:
+    rollouts = await attach(job, "long-ids", group_size=1)
+    ids = [f"{number:04}" + "\N{SNOWMAN}" * 124 for number in range(1100)]
+    assert await rollouts.submit([Prompt([1], id=each) for each in ids]) == ids
+    await rollouts.cancel(ids)
+    assert sorted(each.group for each in await all_of(rollouts)) == ids
+    await rollouts.close()
+
+
+async def test_what_is_no_sampling_is_not_taken_for_the_default(job: RolloutJob) -> None:
+    rollouts = await attach(job, "no-sampling")
+    wrong: Any
+    for wrong in ({}, {"max_tokens": 3}, 0):
+        with pytest.raises(tensorhub.BadPrompt, match="is no sampling"):
+            await rollouts.submit([Prompt([1])], sampling=wrong)
+        with pytest.raises(tensorhub.BadPrompt, match="is no sampling"):
+            await attach(job, "bad-sampling", sampling=wrong)
+    await rollouts.close()
+
+
+async def test_tasks_that_take_batches_together_get_each_response_once(job: RolloutJob) -> None:
+    rollouts = await attach(job, "tasks")
+    await rollouts.submit([Prompt([number], id=str(number)) for number in range(1, 17)])
+    found = await asyncio.gather(*(all_of(rollouts) for _ in range(3)))
+    keys = [(each.group, each.index) for part in found for each in part]
+    assert (len(keys), len(set(keys))) == (48, 48)
+    await rollouts.close()
+
+
+async def test_a_batch_that_was_broken_off_while_it_was_read_comes_again(
+    job: RolloutJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollouts = await attach(job, "broken-off")
+    await rollouts.submit([Prompt([1], id="a")])
+    is_read = asyncio.Event()
+
+    async def endless(*_: object) -> bytes:
+        is_read.set()
+        await asyncio.Event().wait()
+        raise AssertionError("nothing sets it")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("tensorhub_common.jetstream.payload_store.PayloadStore.get", endless)
+        taking = asyncio.create_task(all_of(rollouts))
+        await asyncio.wait_for(is_read.wait(), WAIT_S)
+        taking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await taking
+    assert {each.group for each in await all_of(rollouts)} == {"a"}
+    await rollouts.close()
+
+
+async def test_batches_of_some_groups_end_though_others_are_open(job: RolloutJob) -> None:
+    rollouts = await attach(job, "some")
+    await rollouts.submit([Prompt([1], id="short")])
+    await rollouts.submit([Prompt([1], id="later")], version=10_000)
+    assert {each.group for each in await all_of(rollouts, groups="short")} == {"short"}
+    assert await all_of(rollouts, groups=["short", "none"]) == []
+    assert await all_of(rollouts, groups=()) == []
+    await rollouts.cancel("later")
+    assert {each.finish_reason for each in await all_of(rollouts, groups=["later"])} == {"cancelled"}
+    await rollouts.close()
+
+
+async def test_who_does_not_wait_gets_what_is_ready(job: RolloutJob) -> None:
+    rollouts = await attach(job, "poll")
+    (endless,) = await rollouts.submit([Prompt([1])], version=10_000)
+    with pytest.raises(tensorhub.RolloutUnavailable, match="nothing was ready after 0 s"):
+        await anext(rollouts.batches(wait_s=0))
+    await rollouts.cancel(endless)
+    batch = await anext(rollouts.batches(64, wait_s=0))
+    assert {each.finish_reason for each in batch.responses} == {"cancelled"}
+    await rollouts.close()
+
+
+@pytest.mark.parametrize("groups", [5, [5], [None], [["a"]], b"abc", ["\ud800"], ["x" * 200]], ids=range(7))
+async def test_what_is_the_id_of_no_group_is_refused(job: RolloutJob, groups: Any) -> None:
+    rollouts = await attach(job, "no-ids")
+    said = "is not possible: give an id" if groups == 5 else "is the id of no group"
+    with pytest.raises(tensorhub.BadCommand, match=said):
+        await rollouts.cancel(groups)
+    with pytest.raises(tensorhub.BadCommand, match=said):
+        await anext(rollouts.batches(groups=groups))
+    if groups != 5:
+        with pytest.raises(tensorhub.BadCommand, match=said):
+            await rollouts.why(next(iter(groups)))
+    await rollouts.close()
+
+
+async def test_closed_rollouts_say_so_and_what_waits_with_them_ends(job: RolloutJob) -> None:
+    rollouts = await attach(job, "closed")
+    (endless,) = await rollouts.submit([Prompt([1])], version=10_000)
+    batches = rollouts.batches(wait_s=WAIT_S)
+    waiting = asyncio.create_task(anext(batches))
+    await asyncio.sleep(0)
+    await rollouts.close()
+    await rollouts.close()
+    with pytest.raises(tensorhub.AgentUnavailable, match=r"these rollouts are closed: call hub.rollouts\(\) again"):
+        await waiting
+    with pytest.raises(tensorhub.AgentUnavailable, match="these rollouts are closed"):
+        await rollouts.submit([Prompt([1])])
+    again = await attach(job, "closed")
+    await again.cancel(endless)
+    await all_of(again)
+    await again.close()
+
+
+async def test_a_hub_that_is_closed_ends_what_its_rollouts_wait_for(job: RolloutJob) -> None:
+    hub = await job.hub.connect(job.name)
+    rollouts = await hub.rollouts(MODEL, name="hub-closed")
+    (endless,) = await rollouts.submit([Prompt([1])], version=10_000)
+    waiting = asyncio.create_task(anext(rollouts.batches(wait_s=10 * WAIT_S)))
+    await asyncio.sleep(0)
+    await hub.close()
+    with pytest.raises(tensorhub.AgentUnavailable, match="this hub is closed"):
+        await asyncio.wait_for(waiting, WAIT_S)
+    with pytest.raises(tensorhub.AgentUnavailable, match="this hub is closed"):
+        await rollouts.submit([Prompt([1])])
+    again = await attach(job, "hub-closed")
+    await again.cancel(endless)
+    await all_of(again)
+    await again.close()

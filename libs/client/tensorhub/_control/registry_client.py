@@ -178,7 +178,7 @@ class RegistryClient:
     async def bus(self, timeout_s: float = CONNECT_TIMEOUT_S) -> "Bus":
         """Return the connection to NATS, made now if there is none yet. Raises `RegistryUnavailable`."""
         async with self._connecting:
-            self._check_open()
+            self.check_open()
             if self._bus is None:
                 from tensorhub_common.bus.connection import connect  # noqa: PLC0415 (it imports NATS's client)
 
@@ -195,7 +195,8 @@ class RegistryClient:
         if bus is not None:
             await bus.close()
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise where the connection was closed."""
         if self._is_closed:
             raise closed_error()
 
@@ -240,5 +241,5 @@ class RegistryClient:
             try:
                 return await bus.request(subject, body, min(timeout_s, ATTEMPT_S))
             except (NoResponder, NoAnswer, NoBus, Busy):
-                self._check_open()
+                self.check_open()
                 await asyncio.sleep(RETRY_WAIT_S)

@@ -1,45 +1,53 @@
 """What has ended and was not yielded yet, in one attachment of a trainer. Pure.
 
 Invariants:
-- A request is yielded at most once.
+- A request is yielded at most once, however many tasks of the trainer ask at a time.
 - A group counts as whole once none of its requests is open, and all that had ended by then is here.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
 
 from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_common.protocol.rollout.questions import EndedRequest, ReadyAnswer
+
+
+class Place(NamedTuple):
+    """Where a question looks from."""
+
+    after: int = 0
+    """The entry behind which it looks."""
+    after_request: RequestId | None = None
+    """The last request of that entry which is here."""
 
 
 class Collector:
     """The responses of one attachment that wait to be yielded, by group, in the order in which the first ended."""
 
     def __init__(self) -> None:
-        self.after = 0
-        """The entry behind which the next question looks."""
-        self.after_request: RequestId | None = None
-        """The last request of that entry which is here."""
-        self.is_exhausted = False
-        """Whether nothing was open at the last answer, and all that had ended is here."""
-        self.is_full = False
-        """Whether, at the last answer, nothing went on until some of what ended is done."""
+        self.place = Place()
+        """Where the next question looks from."""
         self._waiting: dict[str, list[EndedRequest]] = {}
         self._closed: set[str] = set()
         """Groups of which nothing is open."""
         self._whole: set[str] = set()
 
-    def take(self, answer: ReadyAnswer) -> None:
-        """Take what the manager says has ended."""
+    def take(self, place: Place, answer: ReadyAnswer) -> bool:
+        """Take what the manager says has ended behind a place.
+
+        False: another task has asked from there as well, and has taken the answer; this one changes nothing.
+        """
+        if place != self.place:
+            return False
         for ended in answer.ended:
             self._waiting.setdefault(ended.group, []).append(ended)
             if not ended.group_open:
                 self._closed.add(ended.group)
-            self.after, self.after_request = ended.ended_seq, ended.request
+            self.place = Place(ended.ended_seq, ended.request)
         if answer.is_last:
             self._whole |= self._closed
             self._closed.clear()
-        self.is_exhausted = answer.is_last and not answer.open
-        self.is_full = answer.is_last and answer.is_full
+        return True
 
     @property
     def count(self) -> int:
@@ -70,6 +78,17 @@ class Collector:
         found = [ended for name in picked for ended in self._waiting.pop(name)]
         self._whole.difference_update(name for name in picked if name not in self._waiting)
         return found
+
+    def put_back(self, picked: Iterable[EndedRequest]) -> None:
+        """Keep what was picked, and was not yielded, before all that is here. The next answer says what is whole."""
+        again: dict[str, list[EndedRequest]] = {}
+        for ended in picked:
+            again.setdefault(ended.group, []).append(ended)
+            if not ended.group_open:
+                self._closed.add(ended.group)
+        for name, later in self._waiting.items():
+            again.setdefault(name, []).extend(later)
+        self._waiting = again
 
     def drop(self) -> None:
         """Forget all: the attachment is over."""

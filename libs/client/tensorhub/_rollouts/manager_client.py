@@ -87,8 +87,9 @@ class ManagerClient:
         subject = subjects.rollout_ask(self.job, what)
         body = b"" if question is None else msgspec.json.encode(question)
         reason = "no manager answers: start tensorhub-rollout"
-        bus = await self._registry.bus(max(0.0, deadline - loop.time()))
         while (left_s := deadline - loop.time()) > 0:
+            # Where the hub was closed meanwhile, this raises.
+            bus = await self._registry.bus(left_s)
             try:
                 data = await bus.request(subject, body, min(left_s, ASK_S))
             except (NoResponder, NoAnswer, NoBus, Busy) as why:

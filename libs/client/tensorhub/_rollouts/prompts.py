@@ -1,21 +1,27 @@
 """Prompts and sampling as a trainer gives them, checked before anything travels."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Final, Literal
 
 import msgspec
 import numpy as np
 
+from tensorhub import arguments
 from tensorhub_common.errors import BadPrompt, NotInThisVersion
 from tensorhub_common.protocol.decoding import MALFORMED
 from tensorhub_common.protocol.rollout import messages
+from tensorhub_common.protocol.rollout.messages import STOP_TOKEN_IDS_MAX
 from tensorhub_common.protocol.rollout.payloads import METADATA_BYTES_MAX, SubmittedPrompt
 
 TOKEN_ID_MAX: Final = 2**31 - 1
 TOKENS_MAX: Final = 4_194_304
-"""Limit of a response's tokens, and of a prompt's."""
+"""Limit of a response's tokens."""
+PROMPT_TOKENS_MAX: Final = 196_608
+"""Limit of a prompt's tokens: it travels to a runner in one message, and NATS takes one of 1 MiB."""
+ID_CHARS_MAX: Final = 128
 SEED_MAX: Final = 2**63 - 1
 SEED_BITS: Final = 64
 """Of a request's own seed."""
@@ -44,24 +50,27 @@ class Sampling:
 
     def checked(self) -> messages.Sampling:
         """Return it as it travels. Raises `BadPrompt` for a value that is not possible."""
-        _whole("max_tokens", self.max_tokens, 1, TOKENS_MAX)
-        _whole("top_k", self.top_k, 0, TOKEN_ID_MAX)
-        _whole("seed", self.seed, 0, SEED_MAX)
-        _number("temperature", self.temperature, "0 or more", is_possible=0 <= _float(self.temperature) < math.inf)
-        _number("top_p", self.top_p, "above 0 and at most 1", is_possible=0 < _float(self.top_p) <= 1)
-        if self.logprobs not in {"processed", "temperature"}:
-            raise BadPrompt(f"logprobs={self.logprobs!r} is not possible: take 'processed' or 'temperature'")
-        for each in self.stop_token_ids:
-            _whole("a stop token id", each, 0, TOKEN_ID_MAX)
+        if self.logprobs not in ("processed", "temperature"):
+            raise BadPrompt(f"logprobs={self.logprobs!r:.40} is not possible: take 'processed' or 'temperature'")
+        temperature, top_p = _float(self.temperature), _float(self.top_p)
+        _number("temperature", self.temperature, "0 or more", is_possible=0 <= temperature < math.inf)
+        _number("top_p", self.top_p, "above 0 and at most 1", is_possible=0 < top_p <= 1)
         return messages.Sampling(
-            self.max_tokens,
-            self.seed,
-            float(self.temperature),
-            float(self.top_p),
-            self.top_k,
-            tuple(self.stop_token_ids),
+            _whole("max_tokens", self.max_tokens, 1, TOKENS_MAX),
+            _whole("seed", self.seed, 0, SEED_MAX),
+            temperature,
+            top_p,
+            _whole("top_k", self.top_k, 0, TOKEN_ID_MAX),
+            _stop_token_ids(self.stop_token_ids),
             self.logprobs,
         )
+
+
+def checked_sampling(sampling: object) -> messages.Sampling:
+    """Return a sampling as it travels. Raises `BadPrompt` for what is none, or one that is not possible."""
+    if not isinstance(sampling, Sampling):
+        raise BadPrompt(f"sampling={arguments.shown(sampling)} is no sampling: give tensorhub.Sampling(max_tokens=64)")
+    return sampling.checked()
 
 
 def sampling_of(sent: messages.Sampling) -> Sampling:
@@ -76,7 +85,8 @@ class Prompt:
     """Token ids to go on from.
 
     With an `id`, the same prompt may be submitted again, and is generated once: give one where the trainer may restart.
-    `metadata` is anything that JSON has; it comes back with each response, and no runner gets it.
+    `metadata` is anything that JSON has; it comes back with each response, and no runner gets it. What JSON lacks comes
+    back as JSON writes it: NaN as None, bytes as base64, a set as a list, a number that is a key as text.
     """
 
     token_ids: "Sequence[int] | np.ndarray[Any, Any]"
@@ -89,6 +99,7 @@ class Prompt:
 
     def checked(self) -> SubmittedPrompt:
         """Return it as it travels. Raises `BadPrompt` for one that nothing can be generated from."""
+        _check_id(self.id)
         which = "a prompt" if self.id is None else f"prompt {self.id!r:.80}"
         if self.session is not None or self.turn is not None or self.media is not None:
             raise NotInThisVersion(
@@ -97,20 +108,37 @@ class Prompt:
         return SubmittedPrompt(_ids(which, self.token_ids), _metadata(which, self.metadata))
 
 
-def checked_prompts(prompts: Sequence[Prompt]) -> Iterator[SubmittedPrompt]:
-    """Yield prompts as they travel. Raises `BadPrompt`, also where they are too many bytes."""
-    nbytes = 0
+def checked_prompts(prompts: object) -> Iterator[tuple[Prompt, SubmittedPrompt]]:
+    """Yield prompts, each with how it travels. Raises `BadPrompt`, also where they are too many bytes."""
+    if isinstance(prompts, str | bytes) or not isinstance(prompts, Iterable):
+        raise BadPrompt(
+            f"{arguments.shown(prompts)} is no list of prompts: give a list, as in [tensorhub.Prompt([1, 5, 9])]"
+        )
+    nbytes, ids = 0, set[str]()
     for prompt in prompts:
         if not isinstance(prompt, Prompt):
-            raise BadPrompt(f"{prompt!r:.80} is no prompt: give tensorhub.Prompt([1, 5, 9])")
+            raise BadPrompt(f"{arguments.shown(prompt)} is no prompt: give tensorhub.Prompt([1, 5, 9])")
         found = prompt.checked()
+        if prompt.id in ids:
+            raise BadPrompt(f"two prompts of one call have the id {prompt.id!r}: give each its own")
+        if prompt.id is not None:
+            ids.add(prompt.id)
         nbytes += len(found.tokens) + len(found.metadata)
         if nbytes > PROMPTS_BYTES_MAX:
             raise BadPrompt(
                 f"the prompts of one call have more than {PROMPTS_BYTES_MAX} bytes: submit them in several calls, and "
                 "take batches between them"
             )
-        yield found
+        yield prompt, found
+
+
+def _check_id(given: object) -> None:
+    if given is None:
+        return
+    if not isinstance(given, str):
+        raise BadPrompt(f"the id {arguments.shown(given)} is no text: take 1 to {ID_CHARS_MAX} printable characters")
+    if not 1 <= len(given) <= ID_CHARS_MAX or not given.isprintable():
+        raise BadPrompt(f"the id {given!r:.200} can't be used: take 1 to {ID_CHARS_MAX} printable characters")
 
 
 def _ids(which: str, token_ids: "Sequence[int] | np.ndarray[Any, Any]") -> bytes:
@@ -124,8 +152,8 @@ def _ids(which: str, token_ids: "Sequence[int] | np.ndarray[Any, Any]") -> bytes
         raise BadPrompt(f"the token ids of {which} have {ids.ndim} dimensions: give one row of them")
     if ids.dtype.kind not in "iu":
         raise BadPrompt(f"the token ids of {which} are of {ids.dtype}: give integers")
-    if ids.size > TOKENS_MAX:
-        raise BadPrompt(f"{which} has {ids.size} tokens: take at most {TOKENS_MAX}")
+    if ids.size > PROMPT_TOKENS_MAX:
+        raise BadPrompt(f"{which} has {ids.size} tokens: take at most {PROMPT_TOKENS_MAX}")
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high > TOKEN_ID_MAX:
         raise BadPrompt(f"{which} has the token id {low if low < 0 else high}: token ids are 0 to {TOKEN_ID_MAX}")
@@ -144,16 +172,31 @@ def _metadata(which: str, metadata: object) -> bytes:
     return found
 
 
-def _whole(what: str, number: object, low: int, high: int) -> None:
-    if not isinstance(number, int) or isinstance(number, bool) or not low <= number <= high:
-        raise BadPrompt(f"{what}={number!r:.40} is not possible: take a whole number from {low} to {high}")
+def _stop_token_ids(given: object) -> tuple[int, ...]:
+    if not isinstance(given, Iterable):
+        raise BadPrompt(f"stop_token_ids={arguments.shown(given)} is not possible: give a list of token ids")
+    found = tuple(_whole("a stop token id", each, 0, TOKEN_ID_MAX) for each in given)
+    if len(found) > STOP_TOKEN_IDS_MAX:
+        raise BadPrompt(f"a sampling has {len(found)} stop tokens: take at most {STOP_TOKEN_IDS_MAX}")
+    return found
+
+
+def _whole(what: str, number: object, low: int, high: int) -> int:
+    """Return a whole number of any library as Python's."""
+    try:
+        found = arguments.whole(what, number)
+    except TypeError:
+        found = None
+    if found is None or not low <= found <= high:
+        raise BadPrompt(f"{what}={arguments.shown(number)} is not possible: take a whole number from {low} to {high}")
+    return found
 
 
 def _number(what: str, number: object, wanted: str, *, is_possible: bool) -> None:
     if not is_possible:
-        raise BadPrompt(f"{what}={number!r:.40} is not possible: take a number {wanted}")
+        raise BadPrompt(f"{what}={arguments.shown(number)} is not possible: take a number {wanted}")
 
 
 def _float(number: object) -> float:
     """Return NaN, which no comparison holds for, for what is no number."""
-    return float(number) if isinstance(number, int | float) and not isinstance(number, bool) else math.nan
+    return math.nan if isinstance(number, bool) or not isinstance(number, Real) else float(number)

@@ -351,7 +351,7 @@ class AsyncHub(NotCopyable):
             age_max=max_age,
             on_update=on_update,
             policy=policy,
-            sampling=sampling or Sampling(),
+            sampling=Sampling() if sampling is None else sampling,
             shards=lambda: tuple(self._shards),
         )
         return await attached(rollouts, left)

@@ -7,27 +7,29 @@ by one object, and comes again to the next one of its name until its batch is do
 import asyncio
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
-from itertools import islice
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
+
+import msgspec
 
 from tensorhub import arguments
 from tensorhub._agent.call_spans import Tracing
 from tensorhub._control.registry_client import RegistryClient
 from tensorhub._rollouts import records
-from tensorhub._rollouts.collector import Collector
+from tensorhub._rollouts.collector import Collector, Place
 from tensorhub._rollouts.manager_client import ManagerClient
-from tensorhub._rollouts.prompts import Prompt, Sampling, checked_prompts
+from tensorhub._rollouts.prompts import ID_CHARS_MAX, TOKENS_MAX, Prompt, Sampling, checked_prompts, checked_sampling
 from tensorhub._rollouts.responses import Response, Staleness, response_of, staleness_of
 from tensorhub.aio.lifetime import NotCopyable
 from tensorhub.aio.seeding import Seeding, SeedingClock, SeedingTrainer
-from tensorhub.errors import closed_error
-from tensorhub_common.errors import BadCommand, NoInstance, RolloutUnavailable
+from tensorhub_common.errors import AgentUnavailable, BadCommand, NoInstance, RolloutUnavailable, TensorHubError
 from tensorhub_common.observability.trace_context import AttributeValue, TraceContext
+from tensorhub_common.protocol.log.commands import VERSION_MAX
 from tensorhub_common.protocol.rollout import messages
 from tensorhub_common.protocol.rollout.entries import (
+    ENTRY_BYTES_MAX,
     PRIORITY_MAX,
     Attach,
     Cancel,
@@ -51,11 +53,13 @@ from tensorhub_common.protocol.rollout.payloads import (
     group_digest,
 )
 from tensorhub_common.protocol.rollout.questions import (
+    READY_GROUPS_MAX,
     WAIT_S_MAX,
     WHY_INDEX_MAX,
     EndedRequest,
     OutcomeAnswer,
     OutcomeQuestion,
+    ReadyAnswer,
     ReadyQuestion,
     RolloutStatus,
     WhyAnswer,
@@ -74,10 +78,15 @@ GROUPS_MAX: Final = 1024
 GROUP_SIZE_MAX: Final = 1024
 ENTRY_PROMPTS_BYTES_MAX: Final = 16 * 1024 * 1024
 """Limit of the prompts of one entry, but for one prompt that is longer by itself."""
+ENTRY_GROUPS_BYTES_MAX: Final = ENTRY_BYTES_MAX - 4096
+"""Limit of what an entry says of its groups; the rest of it is shorter than what is left."""
 DONE_MAX: Final = 8192
 """Limit of the responses that one entry acknowledges."""
 PROMPTS_KEPT_MAX: Final = 64
 """Limit of the submissions whose prompts are kept for their responses, the latest used."""
+
+OWN_ID_BYTES_MAX: Final = 48
+"""Limit of an id that the SDK makes, of three numbers, in an entry."""
 
 READY_GRACE_S: Final = 0.5
 
@@ -158,7 +167,7 @@ class AsyncRollouts(NotCopyable):
         self.model, self.name, self.epoch = model, name, _whole("epoch", epoch, 0, 2**53)
         _one_of("policy", policy, get_args(PolicyName))
         _one_of("on_update", on_update, get_args(OnUpdate))
-        sampling.checked()
+        checked_sampling(sampling)
         self._manager = ManagerClient(registry)
         self._registry, self._tracing = registry, tracing
         self._group_size = _whole("group_size", group_size, 1, GROUP_SIZE_MAX)
@@ -201,7 +210,7 @@ class AsyncRollouts(NotCopyable):
 
     async def submit(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Iterable[Prompt],
         *,
         version: int | None = None,
         sampling: Sampling | None = None,
@@ -233,9 +242,9 @@ class AsyncRollouts(NotCopyable):
         size = _whole("group_size", self._group_size if group_size is None else group_size, 1, GROUP_SIZE_MAX)
         order = _whole("priority", priority, -PRIORITY_MAX, PRIORITY_MAX)
         pinned = None if version is None else _whole("version", version, 0, 2**53)
-        drawn = (sampling or self._sampling).checked()
+        drawn = checked_sampling(self._sampling if sampling is None else sampling)
         deadline = asyncio.get_running_loop().time() + arguments.seconds("timeout_s", timeout_s)
-        given = list(zip(prompts, checked_prompts(prompts), strict=True))
+        given = list(checked_prompts(prompts))
         told: dict[str, AttributeValue] = {
             "tensorhub.model": self.model,
             "tensorhub.consumer": self.name,
@@ -298,10 +307,9 @@ class AsyncRollouts(NotCopyable):
         """
         self._check_open()
         deadline = asyncio.get_running_loop().time() + arguments.seconds("timeout_s", timeout_s)
-        named = iter((groups,) if isinstance(groups, str) else tuple(groups))
-        while part := tuple(islice(named, GROUPS_MAX)):
+        for part in _named_parts(_group_ids(groups)):
             async with self._saying:
-                await self._say(lambda by: Cancel(by, part), deadline)
+                await self._say(lambda by: Cancel(by, part), deadline)  # noqa: B023 (called at once)
 
     # ------------------------------------------------------------------------------------------ taking
 
@@ -311,9 +319,12 @@ class AsyncRollouts(NotCopyable):
         *,
         whole_groups: bool = True,
         wait_s: float = 600,
-        groups: Iterable[str] | None = None,
+        groups: str | Iterable[str] | None = None,
     ) -> AsyncGenerator[AsyncBatch, None]:
         """Yield batches of finished responses, each as soon as enough are finished, until nothing is open.
+
+        Several tasks may take batches at a time: a response comes to one of them. One that could not be read, or was
+        broken off meanwhile, comes again to the next.
 
         Examples:
             >>> async for batch in rollouts.batches(min_responses=64):
@@ -323,8 +334,8 @@ class AsyncRollouts(NotCopyable):
         Args:
             min_responses: A batch has at least so many; the last one may have fewer.
             whole_groups: A batch has all responses of a group, or none.
-            wait_s: So long a batch is waited for; then what is ready is yielded.
-            groups: Of these groups alone.
+            wait_s: So long a batch is waited for; then what is ready is yielded. 0: what is ready now.
+            groups: Of these groups alone, until none of them is open.
 
         Raises:
             BadCommand: The finished responses fill the job's payloads, and are fewer than `min_responses`: no other
@@ -334,12 +345,18 @@ class AsyncRollouts(NotCopyable):
         """
         _whole("min_responses", min_responses, 1, 2**31)
         bound_s = arguments.seconds("wait_s", wait_s)
-        wanted = None if groups is None else frozenset(groups)
+        is_whole = arguments.flag("whole_groups", whole_groups)
+        wanted = None if groups is None else dict.fromkeys(_group_ids(groups))
         while True:
-            picked = await self._pick(min_responses, whole_groups=whole_groups, groups=wanted, wait_s=bound_s)
+            picked = await self._pick(min_responses, whole_groups=is_whole, groups=wanted, wait_s=bound_s)
             if not picked:
                 return
-            yield await self._batch(picked)
+            try:
+                batch = await self._batch(picked)
+            except BaseException:
+                self._collector.put_back(picked)
+                raise
+            yield batch
 
     async def _pick(
         self, count_min: int, *, whole_groups: bool, groups: Collection[str] | None, wait_s: float
@@ -360,52 +377,63 @@ class AsyncRollouts(NotCopyable):
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         collector = self._collector
-        asked_of = -1
-        instances = 0
+        # Of all that is wanted one question asks for a part; what it found closed needs no other question.
+        parts = [None] if groups is None else [*_parts(tuple(groups), READY_GROUPS_MAX)]
+        left = parts
+        asked_of, answer = -1, ReadyAnswer()
         while True:
             self._check_open()
             picked = collector.pick(count_min, whole_groups=whole_groups, groups=groups, all_of_them=False)
             if picked:
                 return picked
-            # What this trainer has said since the last answer may have opened something.
-            if collector.is_exhausted and asked_of == self._seq:
+            if asked_of != self._seq:
+                # What this trainer has said since the last answer may have opened something.
+                left = parts
+            if not left:
                 return collector.pick(0, whole_groups=whole_groups, groups=groups, all_of_them=True)
+            is_full = answer.is_full and answer.is_last
             # Another task of this trainer may be about to say that what was yielded is done.
-            if collector.is_full and asked_of == self._seq and collector.count and not self._not_done:
+            if is_full and asked_of == self._seq and collector.count and not self._not_done:
                 raise BadCommand(
                     f"min_responses={count_min} can't be reached: {collector.count} finished responses fill the job's "
                     "payloads, and no other begins until some are done: take fewer at a time, or give payloads more "
                     "room (the runbook says how)"
                 )
             left_s = deadline - loop.time()
-            if left_s <= 0:
+            # Who does not wait is told what is ready all the same.
+            if left_s <= 0 and asked_of >= 0:
                 picked = collector.pick(0, whole_groups=whole_groups, groups=groups, all_of_them=True)
                 if picked:
                     return picked
-                if not instances:
-                    raise NoInstance(
-                        f"nothing was ready after {wait_s:g} s, and no instance generates with model {self.model!r}: "
-                        "start a runner, see 'tensorhub rollouts'"
-                    )
-                if collector.is_full and self._not_done:
-                    raise RolloutUnavailable(
-                        f"nothing was ready after {wait_s:g} s: {self._not_done} responses were yielded and are not "
-                        "done. They fill the job's payloads, and no other begins until some are done: call batch.done()"
-                    )
-                raise RolloutUnavailable(f"nothing was ready after {wait_s:g} s: see 'tensorhub rollouts'")
-            asked_of = self._seq
+                raise self._nothing_ready(wait_s, answer)
             question = ReadyQuestion(
                 self._attachment,
-                asked_of,
-                collector.after,
-                collector.after_request,
+                self._seq,
+                *collector.place,
                 wait_s=max(0.0, min(left_s, WAIT_S_MAX)),
+                groups=left[0],
             )
             # The answer to a question that waits until the deadline comes a moment after it.
-            answer = await self._manager.ready(question, deadline + READY_GRACE_S)
-            instances = answer.instances
-            self._published, self._newest = answer.published, max(answer.published, default=None)
-            collector.take(answer)
+            found = await self._manager.ready(question, max(deadline, loop.time()) + READY_GRACE_S)
+            self._published, self._newest = found.published, max(found.published, default=None)
+            if collector.take(Place(question.after, question.after_request), found):
+                asked_of, answer = question.seq, found
+                if found.is_last and not found.open:
+                    left = left[1:]
+
+    def _nothing_ready(self, wait_s: float, answer: ReadyAnswer) -> TensorHubError:
+        """Return why no batch has come within the bound. `answer`: the manager's last."""
+        if not answer.instances:
+            return NoInstance(
+                f"nothing was ready after {wait_s:g} s, and no instance generates with model {self.model!r}: "
+                "start a runner, see 'tensorhub rollouts'"
+            )
+        if answer.is_full and answer.is_last and self._not_done:
+            return RolloutUnavailable(
+                f"nothing was ready after {wait_s:g} s: {self._not_done} responses were yielded and are not "
+                "done. They fill the job's payloads, and no other begins until some are done: call batch.done()"
+            )
+        return RolloutUnavailable(f"nothing was ready after {wait_s:g} s: see 'tensorhub rollouts'")
 
     async def _batch(self, picked: list[EndedRequest]) -> AsyncBatch:
         """Read the tokens of responses, each payload once."""
@@ -523,9 +551,10 @@ class AsyncRollouts(NotCopyable):
             RolloutUnavailable: No manager answered within the bound.
         """
         self._check_open()
+        (name,) = _group_ids((group,))
         number = None if index is None else _whole("index", index, 0, WHY_INDEX_MAX)
         deadline = asyncio.get_running_loop().time() + arguments.seconds("timeout_s", timeout_s)
-        return await self._manager.ask("why", WhyQuestion(group, number), WhyAnswer, deadline)
+        return await self._manager.ask("why", WhyQuestion(name, number), WhyAnswer, deadline)
 
     async def close(self) -> None:
         """Detach. Work goes on; what is not done comes to the next trainer that attaches to the name."""
@@ -534,7 +563,8 @@ class AsyncRollouts(NotCopyable):
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise closed_error()
+            raise AgentUnavailable("these rollouts are closed: call hub.rollouts() again")
+        self._registry.check_open()
 
     async def _say(
         self, entry_by: Callable[[SdkSender], SdkEntry], deadline: float, cause: TraceContext | None = None
@@ -580,18 +610,68 @@ def _one_of(what: str, said: object, possible: tuple[str, ...]) -> None:
         raise BadCommand(f"{what}={said!r:.40} is not possible: take one of {', '.join(possible)}")
 
 
+_GROUP_BYTES: Final = len(
+    msgspec.json.encode(
+        GroupSubmitted("", "0" * 64, GROUP_SIZE_MAX, TOKENS_MAX, TOKENS_MAX, -PRIORITY_MAX, VERSION_MAX, is_named=False)
+    )
+)
+"""What an entry says of a group beside its id, at most."""
+
+
 def _part(given: list[tuple[Prompt, SubmittedPrompt]]) -> list[tuple[Prompt, SubmittedPrompt]]:
-    """Return the first prompts that fit into one entry."""
-    part, nbytes = list[tuple[Prompt, SubmittedPrompt]](), 0
+    """Return the first prompts that fit into one entry, with what it says of their groups."""
+    part, nbytes, said_bytes = list[tuple[Prompt, SubmittedPrompt]](), 0, 0
     for prompt, each in given[:GROUPS_MAX]:
         nbytes += len(each.tokens) + len(each.metadata)
-        if part and nbytes > ENTRY_PROMPTS_BYTES_MAX:
+        said_bytes += _GROUP_BYTES + _id_bytes("" if prompt.id is None else prompt.id)
+        if part and (nbytes > ENTRY_PROMPTS_BYTES_MAX or said_bytes > ENTRY_GROUPS_BYTES_MAX):
             break
         part.append((prompt, each))
     return part
 
 
+def _group_ids(groups: object) -> tuple[str, ...]:
+    """Return the ids of groups. Raises `BadCommand` for what can be none."""
+    given = (groups,) if isinstance(groups, str) else groups
+    if not isinstance(given, Iterable):
+        raise BadCommand(f"groups={arguments.shown(groups)} is not possible: give an id, or a list of them")
+    found = tuple(given)
+    for each in found:
+        if not isinstance(each, str) or len(each) > ID_CHARS_MAX or not each.isprintable():
+            raise BadCommand(f"{arguments.shown(each)} is the id of no group: give one that submit() has returned")
+    return found
+
+
+def _named_parts(ids: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Yield ids, as many as fit into one entry at a time."""
+    part, nbytes = list[str](), 0
+    for each in ids:
+        nbytes += _id_bytes(each)
+        if part and (len(part) == GROUPS_MAX or nbytes > ENTRY_GROUPS_BYTES_MAX):
+            yield tuple(part)
+            part, nbytes = [], _id_bytes(each)
+        part.append(each)
+    if part:
+        yield tuple(part)
+
+
+def _parts(ids: tuple[str, ...], count: int) -> Iterator[tuple[str, ...]]:
+    """Yield so many ids at a time; of none, none of them."""
+    for start in range(0, max(1, len(ids)), count):
+        yield ids[start : start + count]
+
+
+def _id_bytes(id_: str) -> int:
+    """Return how many bytes an id has in an entry, with quotes and a comma; one that the SDK makes has fewer."""
+    return len(msgspec.json.encode(id_)) + 1 if id_ else OWN_ID_BYTES_MAX
+
+
 def _whole(what: str, number: object, low: int, high: int) -> int:
-    if not isinstance(number, int) or isinstance(number, bool) or not low <= number <= high:
-        raise BadCommand(f"{what}={number!r:.40} is not possible: take a whole number from {low} to {high}")
-    return number
+    """Return a whole number of any library as Python's."""
+    try:
+        found = arguments.whole(what, number)
+    except TypeError:
+        found = None
+    if found is None or not low <= found <= high:
+        raise BadCommand(f"{what}={arguments.shown(number)} is not possible: take a whole number from {low} to {high}")
+    return found

@@ -89,9 +89,12 @@ class Rollouts(NotCopyable):
         *,
         whole_groups: bool = True,
         wait_s: float = 600,
-        groups: Iterable[str] | None = None,
+        groups: str | Iterable[str] | None = None,
     ) -> Generator[Batch, None, None]:
         """Yield batches of finished responses, each as soon as enough are finished, until nothing is open.
+
+        Several threads may take batches at a time: a response comes to one of them. One that could not be read, or was
+        broken off meanwhile, comes again to the next.
 
         Examples:
             >>> for batch in rollouts.batches(min_responses=64):
@@ -101,8 +104,8 @@ class Rollouts(NotCopyable):
         Args:
             min_responses: A batch has at least so many; the last one may have fewer.
             whole_groups: A batch has all responses of a group, or none.
-            wait_s: So long a batch is waited for; then what is ready is yielded.
-            groups: Of these groups alone.
+            wait_s: So long a batch is waited for; then what is ready is yielded. 0: what is ready now.
+            groups: Of these groups alone, until none of them is open.
 
         Raises:
             BadCommand: The finished responses fill the job's payloads, and are fewer than `min_responses`: no other
