@@ -32,5 +32,11 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+012345
 
 
 def load(text: str | bytes) -> object:
-    """Return the values. Raises whatever the library does, and ValueError for what looks like a date and is none."""
-    return yaml.load(text, _Loader)  # noqa: S506 (a safe one, which refuses more)
+    """Return the values. Raises whatever the library does.
+
+    ValueError for what looks like a date and is none, and for what is nested too deeply.
+    """
+    try:
+        return yaml.load(text, _Loader)  # noqa: S506 (a safe one, which refuses more)
+    except RecursionError:
+        raise ValueError("its brackets are nested too deeply") from None

@@ -132,6 +132,15 @@ def main(arguments: list[str] | None = None) -> int:
             parser.error(f"{what} is {number}, and must be from 1 to {most}")
     if options.allocate and not options.names:
         parser.error("--allocate divides the instances of a scenario: name one")
+    of_runs = {
+        "--alone": options.alone,
+        "--picture": options.picture,
+        "--seeds": options.seeds > 1,
+        "--tails": options.tails,
+    }
+    unused = next((what for what, is_given in of_runs.items() if is_given), None)
+    if options.allocate and unused is not None:
+        parser.error(f"--allocate simulates each split once, and has no use for {unused}: leave one of them out")
     try:
         if options.allocate:
             print_safely(partial(allocate, options))

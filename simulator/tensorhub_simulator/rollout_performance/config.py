@@ -64,6 +64,8 @@ ROUNDS_MAX: Final = 8.0
 PARTS_MIN: Final = 0.01
 GROWS_MIN: Final = 0.5
 GROWS_MAX: Final = 2.0
+SECONDS_MAX: Final = 1e7
+"""A job that is not over after so much virtual time hangs."""
 MESSAGES_LEAST_S: Final = 0.01
 MESSAGES_MOST_S: Final = 60.0
 
@@ -308,6 +310,7 @@ def wrongs(scenario: Scenario) -> Iterator[str]:
         yield "trainer.streams goes with a trainer that does not seed: set trainer.seeds to false"
     needed = lengths.prompt + lengths.longest
     yield from _wrongs_of_engine("engine", engine, needed)
+    yield from _wrongs_of_length(scenario)
     if (spot.load_s is None) == (scenario.weights is None):
         yield "spot.load_s and weights exclude each other: say how long a version takes, or what moves"
     yield from _wrongs_of_far(scenario, needed)
@@ -325,6 +328,19 @@ def wrongs(scenario: Scenario) -> Iterator[str]:
         yield (
             f"spot.delta_from is {spot.delta_from}, and must be from 1 to the {spot.most} that there are, with "
             "trainer.seeds: false"
+        )
+
+
+def _wrongs_of_length(scenario: Scenario) -> Iterator[str]:
+    """A job that takes too long, even where each response is one token."""
+    trainer, engine = scenario.trainer, scenario.engine
+    trained_s = trainer.groups * trainer.group_size * trainer.token_s + trainer.publish_s
+    generated_s = scenario.lengths.prompt / engine.prefill_tokens_per_s + engine.fixed_s + engine.each_s
+    least_s = trainer.steps * (trained_s + (0.0 if trainer.streams else generated_s))
+    if least_s > SECONDS_MAX:
+        yield (
+            f"the job takes {least_s:.3g} s at least, and {SECONDS_MAX:.3g} s are simulated at most: take fewer steps, "
+            "or less for trainer.token_s, trainer.publish_s and what an engine takes"
         )
 
 
@@ -369,10 +385,15 @@ def _wrongs_of_spot(spot: Spot) -> Iterator[str]:
         return
     if spot.instances:
         yield "spot.instances goes with spot.trace: say how many there are in spot.changes"
-    if not spot.changes or spot.changes[0][0] != 0:
-        yield "spot.changes must begin with what there is at 0 seconds, such as [0, 4]"
-    times = [at for at, _ in spot.changes]
-    if any(later <= earlier for earlier, later in pairwise(times)):
-        yield "the times of spot.changes must rise"
+    yield from _wrongs_of_times([at for at, _ in spot.changes])
     if any(not 0 <= count <= INSTANCES_MAX for _, count in spot.changes):
         yield f"spot.changes must have from 0 to {INSTANCES_MAX} instances"
+
+
+def _wrongs_of_times(times: list[float]) -> Iterator[str]:
+    if not times or times[0] != 0:
+        yield "spot.changes must begin with what there is at 0 seconds, such as [0, 4]"
+    if not all(0 <= at <= NUMBER_MAX for at in times):
+        yield f"the times of spot.changes must be from 0 to {NUMBER_MAX:g} seconds"
+    if any(later <= earlier for earlier, later in pairwise(times)):
+        yield "the times of spot.changes must rise"

@@ -79,7 +79,7 @@ from tensorhub_simulator.engine.agenda import Agenda
 from tensorhub_simulator.rollout_performance.ages import AgeCounts, Ages
 from tensorhub_simulator.rollout_performance.arrivals import arrivals_s, sites_arrivals_s
 from tensorhub_simulator.rollout_performance.baselines import ProbesFirst, in_turns
-from tensorhub_simulator.rollout_performance.config import Scenario, ScenarioError, System
+from tensorhub_simulator.rollout_performance.config import SECONDS_MAX, Scenario, ScenarioError, System
 from tensorhub_simulator.rollout_performance.draws import length_of, prompt_of
 from tensorhub_simulator.rollout_performance.engine_model import EngineCosts
 from tensorhub_simulator.rollout_performance.fleet_size import FleetSize
@@ -116,8 +116,6 @@ POLICIES: Final[Mapping[System, PolicyName]] = {
     "graded": "arrival",
 }
 """How requests are placed; all other systems have RLBoost's policy."""
-SECONDS_MAX: Final = 1e7
-"""A job that is not over after so much virtual time hangs."""
 
 
 class Report(msgspec.Struct, frozen=True):

@@ -96,13 +96,15 @@ def test_simulate_rollout_becomes_the_simulator_of_rollouts(
     became: list[list[str]] = []
     monkeypatch.setattr("os.execv", lambda _, arguments: became.append(arguments))
     options = ["--alone", "--json", "--picture", "p.svg", "--processes", "3"]
-    options += ["--system=arrival", "--system=oracle", "--seeds", "5", "--allocate", "--tails"]
+    options += ["--system=arrival", "--system=oracle", "--seeds", "5", "--tails"]
     assert run("simulate", "rollout", *options, "no-such.yaml").code == 0
     (arguments,) = became
     module = "tensorhub_simulator.rollout_performance"
     assert arguments[1:] == ["-m", "tensorhub_launcher.become", module, *options, "--", "no-such.yaml"]
     assert importlib.import_module(f"{module}.__main__").main(arguments[4:]) == 1
     assert "'no-such.yaml' can't be read" in capsys.readouterr().err
+    assert run("simulate", "rollout", "--allocate", "no-such.yaml").code == 0
+    assert "--allocate" in became[-1]
     assert "are for rollouts" in run("simulate", "--seeds", "5").err
     assert "0 is no whole number from 1" in run("simulate", "rollout", "--seeds", "0").err
 

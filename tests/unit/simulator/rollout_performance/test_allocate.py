@@ -89,6 +89,10 @@ def test_what_can_not_be_divided_is_told(tmp_path: Path, capsys: pytest.CaptureF
     with pytest.raises(SystemExit):
         main(["--allocate"])
     assert "name one" in capsys.readouterr().err
+    for unused in (["--picture", str(tmp_path / "x.svg")], ["--tails"], ["--alone"], ["--seeds", "2"]):
+        with pytest.raises(SystemExit):
+            main(["mine.yaml", "--allocate", *unused])
+        assert f"has no use for {unused[0]}" in capsys.readouterr().err
     path = tmp_path / "mine.yaml"
     path.write_bytes(JOB.replace(b"seeds: false,\n   steps_ahead: 1", b"seeds: true"))
     assert main([str(path), "--allocate"]) == 1

@@ -81,6 +81,19 @@ def test_ours_can_be_read_with_all_their_assumptions(name: str) -> None:
             "changes: [[0, 0]]",
             "no instance would ever generate with 'disaggregated'",
         ),
+        (
+            "trace: mine.csv, instances: 2",
+            "changes: [[0, 2], [.nan, 1]]",
+            "the times of spot.changes must be from 0 to",
+        ),
+        ("name: small", "name: " + "[" * 5000, "is no scenario of rollouts: its brackets are nested too deeply"),
+        (
+            "prefill_tokens_per_s: 10000",
+            "prefill_tokens_per_s: 0",
+            "engine.prefill_tokens_per_s is 0, and must be from",
+        ),
+        ("publish_s: 0.5", "publish_s: 1.0e12", "s at least, and 1e+07 s are simulated at most: take fewer steps"),
+        ("fixed_s: 0.05", "fixed_s: 1.0e12", "s at least, and 1e+07 s are simulated at most"),
     ],
 )
 def test_a_mistake_is_one_line(path: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, said: str) -> None:
