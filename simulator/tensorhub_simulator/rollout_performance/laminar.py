@@ -134,7 +134,7 @@ class Repacking:
         for each in view.instances:
             if not each.takes_more or not each.executing:
                 continue
-            load = Load(each.runner, each.executing, sum(map(context_of, each.executing)))
+            load = Load(each.runner, (*each.executing,), sum(map(context_of, each.executing)))
             most = self._most.get(each.runner, 0)
             self._most[each.runner] = max(most, load.context)
             empties = load.context < min(most, self.kv_tokens) and len(load.requests) < self.requests_max
