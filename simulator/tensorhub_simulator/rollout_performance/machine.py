@@ -228,11 +228,11 @@ class Machine:
         """Beat at the pace of the fleet, sooner where the leader is to learn the version, and not at all without work.
 
         Whether one without work lives the leader is told otherwise here (`JobRun._miss`), and it learns versions of
-        the hub with its next request.
+        the hub with its next request. One that stays on its version is told to go on by the answer to a heartbeat.
         """
         if self.core.version not in (None, self._known_version):
             self._beat_every(PRODUCTION.heartbeat_s)
-        elif self._is_known and not (self.core.held or self.is_local):
+        elif self._is_known and not (self.core.held or self.is_local or self.stays):
             self._beat_every(math.inf)
         elif self._measured < MEASURED_OFTEN and self.pace.is_small:
             self._beat_every(PRODUCTION.heartbeat_s)
