@@ -24,7 +24,8 @@ def tables(finding: Finding, *, tails: bool = False) -> Iterator[Table | str]:
     yield _systems(finding)
     yield _limit(finding.scenario, finding.of("", finding.systems[-1])[0])
     if tails:
-        yield _tails(finding) if first.tails else "tails are of steps, and this trainer has none"
+        has_steps = all(each.tails for each in finding.reports)
+        yield _tails(finding) if has_steps else "tails are of steps, and not all of these trainers have some"
     if finding.variations:
         yield _variations(finding)
 
@@ -143,8 +144,8 @@ def objects(finding: Finding) -> Iterator[dict[str, Any]]:
             **tree,
             "tokens_per_s": report.tokens_per_s,
             "later_tokens_per_s": report.later_tokens_per_s,
-            "tail_s": _mean(report, "tail_s"),
-            "tail80_s": _mean(report, "tail80_s"),
+            "tail_s": _mean(report, "tail_s") if report.tails else None,
+            "tail80_s": _mean(report, "tail80_s") if report.tails else None,
         }
 
 

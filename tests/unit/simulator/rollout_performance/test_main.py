@@ -45,6 +45,18 @@ def test_each_system_runs_with_each_seed_and_each_assumption(path: Path, capsys:
     assert "a notice" in said
 
 
+def test_a_trainer_without_steps_has_no_tails(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    streams = "seeds: false, streams: true, steps_ahead: 2, "
+    path.write_text(SMALL.replace("{steps: 2", f"{{{streams}steps: 2").replace(", seed_first_s: 4", ""))
+    options = [str(path), "--alone", "--processes", "1", "--system", "disaggregated", "--system", "arrival"]
+    assert main([*options, "--json"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert found[0]["tail_s"] >= 0
+    assert found[1]["tail_s"] is None
+    assert main([*options, "--tails"]) == 0
+    assert "not all of these trainers have some" in capsys.readouterr().out
+
+
 def test_the_picture_has_all_systems(path: Path, tmp_path: Path) -> None:
     picture = tmp_path / "small.svg"
     assert main([str(path), "--alone", "--picture", str(picture), "--processes", "1"]) == 0
