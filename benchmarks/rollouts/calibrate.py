@@ -74,6 +74,8 @@ class Pair(msgspec.Struct, frozen=True):
     runners: int
     kills: int
     is_paced: bool
+    seeds: bool
+    """Whether the trainer's own engine generates too."""
     real: Took
     tokens_per_s: float
     """Simulated."""
@@ -119,6 +121,7 @@ def simulated(workload: Workload, took: Took) -> Pair:
         workload.runners,
         len(took.kills),
         is_paced,
+        workload.seeds,
         took,
         report.tokens / sum(report.step_s),
         report.step_s,
@@ -137,7 +140,7 @@ def table(found: Sequence[Pair]) -> str:
     """Return the errors in a sentence, and each job in a row."""
     rows = [
         [
-            f"{each.runners} runners{'' if each.is_paced else ', not paced'}",
+            f"{each.runners} runners{'' if each.is_paced else ', not paced'}{', seeding' if each.seeds else ''}",
             each.real.policy,
             str(each.real.seed),
             str(each.kills),

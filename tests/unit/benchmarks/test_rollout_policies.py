@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from benchmarks.demo_rl import counted_engine
 from benchmarks.rollouts import calibrate, drawn_engine, policies
-from benchmarks.rollouts.calibrate import sentence, simulated
+from benchmarks.rollouts.calibrate import SimulatedJob, scenario_of, sentence, simulated
 from benchmarks.rollouts.drawn_engine import Drawn
 from benchmarks.rollouts.policies import Compared, ratios, table
 from benchmarks.rollouts.trained_job import Took, Workload, step_model
@@ -79,6 +79,27 @@ def test_a_response_ends_where_it_was_drawn_and_its_tokens_and_steps_are_kept(tm
     # The first step computes contexts, and the last one has none behind it.
     assert [(each.batch, each.context_tokens) for each in kept] == [(2, 3.5), (1, 4.0), (1, 5.0)]
     assert all(each.seconds >= 0.002 for each in kept)
+
+
+def test_the_pause_of_an_engine_that_gave_all_away_is_no_step(tmp_path: Path) -> None:
+    made = engine(tmp_path, Drawn({11: 9, 12: 9}, StepModel(0.001, 0.0, 0.0)))
+    for number, seed in enumerate((11, 12)):
+        made.begin(Attempt(1, number), TOKEN * 2, b"", Sampling(100, seed))
+        for _ in range(3):
+            made.step()
+        # A trainer's engine that has generated for long enough: it begins again in its next step.
+        made.stop(Attempt(1, number))
+    # Of three steps the first computes a context, and the last one has none behind it.
+    assert [each.context_tokens for each in drawn_engine.steps_of(tmp_path)] == [3.0, 3.0]
+
+
+def test_a_simulated_trainer_seeds_for_as_long_as_a_real_one_in_its_first_step() -> None:
+    workload = Workload(runners=2, steps=1, groups=8, kills=0, seeds=True, seed_first_s=0.5)
+    steps, tokens = StepModel(0.02, 0.001, 0.0), sum(workload.lengths().values())
+    real = msgspec.structs.replace(took("rlboost", 0, 20.0), engine=steps, tokens=tokens, waited_s=18.0)
+    report = SimulatedJob(scenario_of(workload, real), workload, "rlboost").run()
+    # All machines serve when it begins, as there. What its engine has goes to the others with the next frame.
+    assert 0.5 <= report.seeded_s < 0.7
 
 
 def test_lengths_and_kills_are_equal_with_each_policy_and_differ_by_seed() -> None:
