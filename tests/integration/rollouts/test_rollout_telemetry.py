@@ -174,7 +174,7 @@ async def test_responses_that_begin_anew_are_counted_with_what_that_costs(job: R
     """New weights come while a response is generated that asks to begin anew then."""
     # With a rule that allows older versions an instance may stay on its own until the response is made.
     rollouts = await job.trainer.rollouts(MODEL, name="anew", staleness=0, on_update="restart")
-    await rollouts.submit([Prompt([5], id="p-5")], sampling=Sampling(max_tokens=1200, seed=SEED))
+    await rollouts.submit([Prompt([5], id="p-5")], sampling=Sampling(max_tokens=3000, seed=SEED))
     await job.until_tokens(rollouts)
     term = (await rollouts.status()).term
     await job.publish()
