@@ -2,5 +2,5 @@
 
 The policies themselves are functions, in `policy`. `jobs` and `app` import this, and the simulator drives it.
 
-Seams: `decisions`, `seeding_watch`, `version_holds`.
+Seams: `decisions`, `fleet_size`, `seeding_watch`, `version_holds`.
 """

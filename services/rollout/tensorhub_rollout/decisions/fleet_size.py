@@ -17,6 +17,9 @@ SCALE_LOOK_S: Final = 1.0
 """How often it is judged how many instances are worth having."""
 SCALE_STEPS: Final = 2.0
 """What was needed within the last steps of the trainer, this number of them, is needed still."""
+STEPS_MEASURED_MIN: Final = 64
+"""An instance counts with its slots until so many of its steps were measured: its first few may say 1, and a wish
+that was too high once is not lower for a whole window."""
 STEP_S_MAX: Final = 1800.0
 """A longer step was a trainer that was away."""
 
@@ -93,7 +96,7 @@ class FleetSize:
 def _batch(leader: Leader, plateaus: Mapping[str, int], models: Collection[str]) -> int | None:
     """Return how many requests an instance of these models serves at its best; None: there is none with known slots."""
     sizes = [
-        min(plateaus.get(runner, each.slots), each.slots)
+        min(plateaus.get(runner, each.slots), each.slots) if each.measured.count >= STEPS_MEASURED_MIN else each.slots
         for runner, each in leader.instances.items()
         if each.slots and not each.is_local and each.model in models
     ]

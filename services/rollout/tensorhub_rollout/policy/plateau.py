@@ -73,10 +73,14 @@ class StepSums:
         return self._latest.with_those_of(self._older)
 
     @property
+    def count(self) -> int:
+        """How many steps count."""
+        return self._latest.count + self._older.count
+
+    @property
     def context_tokens(self) -> float:
         """The mean context of a request, in tokens; 0: nothing is measured."""
-        count = self._latest.count + self._older.count
-        return (self._latest.contexts + self._older.contexts) / count if count else 0.0
+        return (self._latest.contexts + self._older.contexts) / self.count if self.count else 0.0
 
 
 class _Sums:

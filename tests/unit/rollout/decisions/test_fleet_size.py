@@ -17,7 +17,14 @@ from tensorhub_common.protocol.rollout.entries import (
     SdkSender,
     Submit,
 )
-from tensorhub_common.protocol.rollout.messages import PublishedVersions, Report, RunnerHeartbeat, Sampling, VersionRule
+from tensorhub_common.protocol.rollout.messages import (
+    EngineStep,
+    PublishedVersions,
+    Report,
+    RunnerHeartbeat,
+    Sampling,
+    VersionRule,
+)
 from tensorhub_common.protocol.rollout.questions import SeedingQuestion, SeedingState
 from tensorhub_rollout.core.leader import Leader, LeaderLimits
 from tensorhub_rollout.core.leader_events import (
@@ -30,6 +37,7 @@ from tensorhub_rollout.core.leader_events import (
     VersionsSeen,
 )
 from tensorhub_rollout.decisions.decisions import Decisions, Engines, PolicyLimits
+from tensorhub_rollout.decisions.fleet_size import STEPS_MEASURED_MIN
 from tensorhub_rollout.log.fold import fold
 from tensorhub_rollout.log.state import RolloutState
 from tensorhub_rollout.policy.plateau import StepModel
@@ -49,6 +57,8 @@ class Job:
         self.state, self.now, self.seq = RolloutState("job"), 0.0, 0
         self.by: dict[str, int] = {}
         """The attachment of each consumer."""
+        self.plateaus: dict[str, int] = {}
+        """Of instances, as measured."""
         self.n: dict[str, int] = {}
         self.seq += 1
         fold(self.state, self.seq, Lead(1, "m"))
@@ -63,7 +73,7 @@ class Job:
 
     def lead(self) -> None:
         self.leader = Leader(self.state, "log", LeaderLimits(gather_s=0.0, silence_s=1e6), self.now)
-        self.decisions = Decisions(PolicyLimits(), lambda what, why: pytest.fail(f"{what}: {why}"), measured)
+        self.decisions = Decisions(PolicyLimits(), lambda what, why: pytest.fail(f"{what}: {why}"), self.measured)
         for runner, model in RUNNERS.items():
             self.leader.handle(VersionsSeen(model, PublishedVersions(1, (1,))), self.now)
             self.beat(runner)
@@ -71,10 +81,16 @@ class Job:
         self.now += 1.0
         self.leader.handle(Tick(), self.now)
 
-    def beat(self, runner: str, version: int = 1, loads_in_s: float | None = None) -> None:
+    def beat(
+        self,
+        runner: str,
+        version: int = 1,
+        loads_in_s: float | None = None,
+        measured: tuple[EngineStep, ...] = (),
+    ) -> None:
         model = RUNNERS.get(runner, "policy")
         slots = CRITIC_SLOTS if model == "critic" else SLOTS
-        beat = RunnerHeartbeat("log", 1, 0, model, slots, version, loads_in_s=loads_in_s)
+        beat = RunnerHeartbeat("log", 1, 0, model, slots, version, loads_in_s=loads_in_s, measured=measured)
         self.leader.handle(HeartbeatCame(runner, beat), self.now)
 
     def say(self, entry: SdkEntry | End | Scale) -> None:
@@ -108,6 +124,10 @@ class Job:
         question = SeedingQuestion(self.by[name], 1, 0.0, 0.0, 0.0, 3.0, state)
         self.decisions.seeding(self.leader, question, lambda *_: "root", self.now)
 
+    def measured(self, leader: Leader) -> Engines:
+        steps = {runner: StepModel(1.0 if runner == SLOW else 0.01, 0.001, 0.0) for runner in leader.instances}
+        return Engines(steps, self.plateaus)
+
     def wished(self, *, after_s: float = 1.0) -> tuple[int, str]:
         """Return what is wished for, and have it written to the log."""
         self.now += after_s
@@ -116,11 +136,6 @@ class Job:
             self.say(Scale(self.state.term, found.instances, "", found.reason))
         known = self.state.wished[""]
         return known.instances, known.reason
-
-
-def measured(leader: Leader) -> Engines:
-    steps = {runner: StepModel(1.0 if runner == SLOW else 0.01, 0.001, 0.0) for runner in leader.instances}
-    return Engines(steps)
 
 
 @pytest.fixture
@@ -140,6 +155,18 @@ def test_requests_of_each_model_need_instances_of_their_own(job: Job) -> None:
             "policy: 17 requests are open; an instance serves 8 at its best"
         ),
     )
+
+
+def test_an_instance_counts_with_its_slots_until_enough_of_its_steps_were_measured(job: Job) -> None:
+    """Its first steps may say that more than one request makes it no faster: that would be an instance for each."""
+    job.plateaus = {"runner-0": 2}
+    [*job.decisions.look(job.leader, "policy", job.now)]  # It looks up what is measured.
+    job.submit("policy", 16)
+    steps = tuple(EngineStep(1 + at % 8, 4.0, 0.01) for at in range(STEPS_MEASURED_MIN))
+    job.beat("runner-0", measured=steps[:-1])
+    assert job.wished()[0] == 2
+    job.beat("runner-0", measured=steps[-1:])
+    assert job.wished() == (8, "16 requests are open; an instance serves 2 at its best")
 
 
 def test_what_has_no_room_in_payloads_needs_no_instance(job: Job) -> None:
