@@ -40,9 +40,10 @@ def decide(
     stays = stays or {}
     able = [each for each in view.instances if each.keeps_versions and not each.is_leaving]
     wishes = _wishes(view, able)
-    # One that stays follows the newest version in the end, and has its own until then.
     holding: set[Wish | None] = {each.version_wanted for each in able}
-    holding |= {"newest"} if any(each.runner in stays for each in able) else set()
+    # One that stays follows the newest version in the end; one that is on its way to another version does not.
+    if any(each.version_wanted in {None, "newest", stays.get(each.runner)} for each in able if each.runner in stays):
+        holding.add("newest")
     chosen = _chosen(wishes, holding, turns, limits, now, len(able), view.kept)
     assigned = _assigned(view, able, _seats(view, chosen, len(able)))
     began_at = {wish: at for wish, at in turns.began_at.items() if wish in wishes}

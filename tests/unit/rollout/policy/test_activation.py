@@ -69,6 +69,17 @@ def test_what_can_not_keep_a_version_is_asked_for_none() -> None:
     assert decided(fleet(mapped, leaving, demand={3: 4})) == {}
 
 
+def test_one_on_its_way_to_a_version_that_may_be_lost_is_not_called_back_to_save_its_cache() -> None:
+    """It came with the newest version, was told 3, and would not take a newer version for now."""
+    view = fleet(instance("a", 5, 3), demand={3: 4, None: 8}, kept=frozenset())
+    turns = Turns({3: 0.5, "newest": 0.0})
+    actions, _ = decide(view, turns, LIMITS, 1.0, {"a": 5})
+    assert actions == ()
+    # One that stays, and was told no other version, has the turn of the newest one.
+    staying = fleet(instance("a", 5, 5), demand={3: 4, None: 8}, kept=frozenset())
+    assert decide(staying, Turns({"newest": 0.0}), LIMITS, 1.0, {"a": 5})[0] == ()
+
+
 def test_one_instance_takes_turns_and_stays_where_its_version_would_be_lost() -> None:
     demand: dict[int | None, int] = {3: 2, None: 2}
     (first,), turns = decide(fleet(instance("a", 5), demand=demand), Turns(), LIMITS, 0.0)
