@@ -80,7 +80,8 @@ def cases(
     if not alone:
         kinds += [(each.what, traced(varied(scenario, each))) for each in scenario.vary]
     for what, kind in kinds:
-        idle = next((each for each in systems if not kind.spot.most and not trainer_of(kind, each).seeds), None)
+        has_others = kind.spot.most > 0 or kind.far is not None
+        idle = next((each for each in systems if not has_others and not trainer_of(kind, each).seeds), None)
         if idle is not None:
             raise ScenarioError(
                 f"{kind.name}: no instance would ever generate with {idle!r}, whose trainer only trains: have some in "

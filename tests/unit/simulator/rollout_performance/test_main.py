@@ -1,12 +1,14 @@
 """`tensorhub simulate rollout`: seeds and assumptions in a row, a picture, and mistakes in one line."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from tensorhub_simulator.rollout_performance.__main__ import FOLDER, OURS, main, read
+from tensorhub_simulator.rollout_performance.__main__ import FOLDER, OURS, main, read, traced
+from tensorhub_simulator.rollout_performance.cases import cases
 
 SMALL = """
 name: small
@@ -66,10 +68,14 @@ def test_the_picture_has_all_systems(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_ours_can_be_read_with_all_their_assumptions(name: str) -> None:
+def test_ours_can_be_run_with_all_their_systems_and_assumptions(name: str) -> None:
     scenario, beside = read(name)
     assert (scenario.name, beside) == (name, FOLDER)
     assert scenario.vary
+    found = [*cases(scenario, scenario.systems, 1, partial(traced, beside=beside), alone=False)]
+    assert {(each.what, each.system) for each in found} == {
+        (what, system) for what in ("", *(each.what for each in scenario.vary)) for system in scenario.systems
+    }
 
 
 @pytest.mark.parametrize(
