@@ -2,7 +2,7 @@
 
 *Relays* (section 4). The trainer publishes and goes on. A relay in the memory of each instance's host comes to have
 each version; an instance takes the newest that its own relay has once all of its batch has ended, and no sooner. So a
-response is made on one version, nothing is computed again for an update, and nobody waits for others.
+response is made on one version, nothing is computed again for an update, and no instance waits for others.
 
 *Repack* (section 5). Every five seconds, and when a version is published, instances whose cache empties (nothing waits
 there, and it has less in memory than it had) give their responses to others of them with the same version, so that as

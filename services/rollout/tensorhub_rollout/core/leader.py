@@ -105,7 +105,7 @@ class LeaderLimits(msgspec.Struct, frozen=True):
     assign_tokens_max: int = 32_768
     """Limit of the tokens of prompts and prefixes in one message; a longer prefix comes in parts."""
     prefix_tokens_min: int = 8192
-    """A part of a prefix has at least so many tokens, however long the prompt is: each part carries that."""
+    """Least number of tokens in a part of a prefix, however long the prompt is: each part carries that."""
     attempts_max: int = 5
     """A request fails after this number of attempts one after the other without a new token, while no other request
     was tried on the same instance."""

@@ -18,7 +18,7 @@ SCALE_LOOK_S: Final = 1.0
 SCALE_STEPS: Final = 2.0
 """What was needed within the last steps of the trainer, this number of them, is needed still."""
 STEPS_MEASURED_MIN: Final = 64
-"""An instance counts with its slots until so many of its steps were measured: its first few may say 1, and a wish
+"""An instance counts with its slots until this number of its steps were measured: the first few may say 1, and a wish
 that was too high once is not lower for a whole window."""
 STEP_S_MAX: Final = 1800.0
 """A longer step was a trainer that was away."""

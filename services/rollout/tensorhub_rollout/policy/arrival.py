@@ -116,9 +116,10 @@ class Arrival:
         """Return what to place, to move and to take back."""
         limits, fleet = self._limits, self._fleet
         fleet.look(view, facts, now)
-        rank = partial(_rank, facts, is_scarce=len(view.waiting) > fleet.slots)
+        is_scarce = len(view.waiting) > fleet.slots
+        rank = partial(_rank, facts, is_scarce=is_scarce)
         has_come = self._order.update(view, rank, limits.ranked_max)
-        placed = self._place(view, facts, rank, now, has_come=has_come)
+        placed = self._place(view, facts, rank, now, has_come=has_come, is_scarce=is_scarce)
         moved: list[MoveAction] = []
         if limits.migrates and fleet.is_measured and not placed and now - self._moved_at >= limits.moves.looked_at_s:
             self._moved_at = now
@@ -128,7 +129,14 @@ class Arrival:
         return (*_released(view, facts), *placed, *moved)
 
     def _place(
-        self, view: FleetView, facts: RequestFacts, rank: Callable[[RequestId], Rank], now: float, *, has_come: bool
+        self,
+        view: FleetView,
+        facts: RequestFacts,
+        rank: Callable[[RequestId], Rank],
+        now: float,
+        *,
+        has_come: bool,
+        is_scarce: bool,
     ) -> list[PlaceAction]:
         limits = self._limits
         placing = _Placing(view, facts, self._fleet, limits, self._first)
@@ -140,7 +148,7 @@ class Arrival:
             self._held = {}
         elif placing.has_room and not is_same:
             self._placed_at = now
-            if len(view.waiting) > self._fleet.slots:
+            if is_scarce:
                 self._order.rank_anew(view, rank, limits.ranked_again_max)
             self._held = placing.place(self._order, self._held, now)
         self._open = open_
