@@ -76,6 +76,7 @@ from tensorhub_rollout.core.responses import Response
 from tensorhub_rollout.log.outcomes import Acknowledged, Attached, Cancelled, Ended, Submitted
 from tensorhub_rollout.log.state import RolloutState
 from tensorhub_rollout.policy.plateau import fitted
+from tensorhub_rollout.policy.request_facts import RequestFacts
 from tensorhub_rollout.policy.view import FleetView, InstanceView
 
 
@@ -252,6 +253,20 @@ class Leader:
             hub.kept,
             drops_cache=rule is not None and rule.on_update in {"continue", "restart"},
             waiting_since=partial(self.waiting.since, model) if is_whole else None,
+        )
+
+    def facts_of(self, of: RequestId, now: float) -> RequestFacts:
+        """Return what a policy is told of an open request beside the view. One look asks it of hundreds."""
+        submission, open_, response = self.state.submissions[of.submission], self.requests[of], self.responses.get(of)
+        request = submission.requests[of.index]
+        group = submission.groups[request.group]
+        made = 0 if response is None else response.count
+        return RequestFacts(
+            self.lengths.estimate_one((of.submission, request.group), group, made, now),
+            group.prompt_tokens + (made or request.kept),
+            group.priority,
+            open_.step < self.models[open_.model].steps,
+            group.first == of.index,
         )
 
     def _rule_of(self, model: str) -> VersionRule | None:

@@ -20,8 +20,9 @@ LENGTH_LIMITS: Final = LengthLimits()
 
 
 class _Expected(NamedTuple):
-    """What is expected of a group, and of one of it without tokens."""
+    """What is expected of a group and of one of it without tokens, and until when that counts."""
 
+    until: float
     group: GroupEstimate
     fresh: LengthEstimate
 
@@ -33,8 +34,8 @@ class ResponseLengths:
         """Learn from what has ended and is not done. `held` returns how many tokens of a request are here."""
         self._state, self._held = state, held
         self._model, self._prompts = LengthModel(LENGTH_LIMITS), PromptLengths(LENGTH_LIMITS)
-        self._expected: dict[tuple[int, int], tuple[float, _Expected]] = {}
-        """By submission and group: until when it counts, and what is expected."""
+        self._expected: dict[tuple[int, int], _Expected] = {}
+        """By submission and group."""
         for of, _, request in state.requests():
             if request.end is not None:
                 self.ended(of)
@@ -63,21 +64,24 @@ class ResponseLengths:
         """Return how long the response of an open request will be."""
         submission = self._state.submissions[of.submission]
         number = submission.requests[of.index].group
-        until, expected = self._expected.get((of.submission, number), (now, None))
-        if expected is None or now >= until:
-            expected = self._of_group(of.submission, submission.groups[number])
+        return self.estimate_one((of.submission, number), submission.groups[number], self._held(of), now)
+
+    def estimate_one(self, which: tuple[int, int], group: Group, made: int, now: float) -> LengthEstimate:
+        """Return how long the response of a request with `made` tokens will be. `which`: submission and group."""
+        kept = self._expected.get(which)
+        if kept is not None and now < kept.until:
+            expected = kept
+        else:
+            expected = self._of_group(which[0], group, now + KEPT_S)
             if len(self._expected) >= GROUPS_MAX:
                 self._expected.clear()
-            self._expected[of.submission, number] = now + KEPT_S, expected
-        made = self._held(of)
-        if not made:
-            return expected.fresh
-        return expected.group.of(made, expected.fresh.tokens_max)
+            self._expected[which] = expected
+        return expected.group.of(made, group.tokens_max) if made else expected.fresh
 
-    def _of_group(self, seq: int, group: Group) -> _Expected:
+    def _of_group(self, seq: int, group: Group, until: float) -> _Expected:
         members = (RequestId(seq, index) for index in range(group.first, group.first + group.size))
         running = [count for of in members if (count := self._held(of))]
         _, within = self._model.variances()
         prior = self._prompts.prior(group.prompt_tokens, within)
         found = self._model.estimate_group(group.digest, running, prior)
-        return _Expected(found, found.of(0, group.tokens_max))
+        return _Expected(until, found, found.of(0, group.tokens_max))

@@ -157,23 +157,6 @@ class OpenRequests:
         response = self.responses.get(of)
         return 0 if response is None else response.count
 
-    def context_of(self, of: RequestId) -> int:
-        """Return how many tokens a request has, those of its prompt among them."""
-        return self._state.group_of(of).prompt_tokens + (self.held(of) or self._state.kept_of(of))
-
-    def priority_of(self, of: RequestId) -> int:
-        """Return the priority of a request: the higher, the sooner it begins."""
-        return self._state.group_of(of).priority
-
-    def is_first(self, of: RequestId) -> bool:
-        """Tell whether a request is the first of its group."""
-        return self._state.group_of(of).first == of.index
-
-    def is_due(self, of: RequestId) -> bool:
-        """Tell whether a request was submitted before the newest version was published."""
-        request = self.by_id[of]
-        return request.step < self._models[request.model].steps
-
     def is_reserved(self, instance: Instance) -> bool:
         """Tell whether an instance is trying a request alone."""
         return bool(self.alone) and not self.alone.isdisjoint(instance.pending)

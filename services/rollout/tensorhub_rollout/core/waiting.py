@@ -4,8 +4,10 @@ By model; of these by priority, the highest first; of these the ones that have b
 the order of submission or return.
 """
 
+from bisect import bisect_right
 from collections.abc import Collection, Iterator
-from itertools import chain, takewhile
+from heapq import merge
+from itertools import chain, islice
 from typing import Final
 
 from tensorhub_common.protocol.rollout.entries import RequestId
@@ -58,12 +60,19 @@ class WaitingQueue:
 
     def since(self, model: str, number: int) -> tuple[list[RequestId], int]:
         """Return which requests of a model have come since such a number, and the number now; -1: all."""
-        queues = self._queues.get(model, {}).values()
-        came = [[*takewhile(lambda each: each[1] > number, reversed(queue.items()))] for queue in queues]
-        came = [each for each in came if each]
+        came = []
+        for queue in self._queues.get(model, {}).values():
+            # What a queue has is in the order in which it came; no step of this is for one request by itself.
+            numbers = [*islice(reversed(queue.values()), self._came - number)]
+            numbers.reverse()
+            del numbers[: bisect_right(numbers, number)]
+            if numbers:
+                requests = [*islice(reversed(queue), len(numbers))]
+                requests.reverse()
+                came.append((numbers, requests))
         if len(came) == 1:
-            return [of for of, _ in reversed(came[0])], self._came
-        return [of for of, _ in sorted(chain.from_iterable(came), key=lambda each: each[1])], self._came
+            return came[0][1], self._came
+        return [of for _, of in merge(*(zip(*each, strict=True) for each in came))], self._came
 
     def count(self, model: str) -> int:
         """Return how many requests of a model wait."""

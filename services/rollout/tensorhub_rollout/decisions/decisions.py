@@ -7,7 +7,7 @@ takes its place. All others are asked again at the next look.
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -23,16 +23,18 @@ from tensorhub_rollout.decisions.version_holds import HoldWord, VersionHolds
 from tensorhub_rollout.log.state import ANY_SITE
 from tensorhub_rollout.policy.activation import ActivationLimits, Turns, decide
 from tensorhub_rollout.policy.arrival import Held
-from tensorhub_rollout.policy.fleet_loads import RequestFacts
 from tensorhub_rollout.policy.placing import ARRIVAL, FALLBACK_POLICY, Placing, PlacingLimits
 from tensorhub_rollout.policy.plateau import StepModel
+from tensorhub_rollout.policy.request_facts import Facts
 from tensorhub_rollout.policy.retention import RetentionLimits
 from tensorhub_rollout.policy.rolling import RollingLimits, RollingState, stay
 from tensorhub_rollout.policy.scale import ScaleLimits, ScaleWish
-from tensorhub_rollout.policy.view import Action, FleetView, MoveAction, PlaceAction, WantAction
+from tensorhub_rollout.policy.view import Action, FleetView, InstanceView, MoveAction, PlaceAction, WantAction
 
 ENGINES_LOOK_S: Final = 1.0
 """How often what was measured of engines is looked up."""
+VERSIONS_LOOK_S: Final = 0.1
+"""How often versions of instances are chosen, where neither the instances nor the versions have changed."""
 
 OnFault = Callable[[str, Exception], None]
 """Takes what failed, in words, and its error."""
@@ -77,6 +79,15 @@ class PolicyLimits(msgspec.Struct, frozen=True):
         )
 
 
+class _Chosen(NamedTuple):
+    """When versions of instances were chosen last, and what for."""
+
+    instances: tuple[InstanceView, ...]
+    """The same object as long as none has changed."""
+    decides: tuple[object, ...]
+    at: float
+
+
 class Decisions:
     """The policies of one leader, with what they remember. `look` at each model, and at the `scale`, now and then."""
 
@@ -87,6 +98,8 @@ class Decisions:
         self._limits, self._on_fault, self._measure = limits, on_fault, measure or measured
         self._engines, self._measured_at = Engines(), float("-inf")
         self._turns: dict[str, Turns] = {}
+        """By model."""
+        self._chosen: dict[str, _Chosen] = {}
         """By model."""
         self._placing: dict[str, Placing] = {}
         """By model."""
@@ -105,14 +118,9 @@ class Decisions:
             self._measured_at = now
             self._engines = self._tried("measuring engines", partial(self._measure, leader), self._engines)
         view = leader.view(model)
-        turns = self._turns.get(model, Turns())
-        none_stays: dict[str, int] = {}
-        stays = self._tried("rolling activation", partial(self._stays, leader, model, view, now), none_stays)
-        activate = partial(decide, view, turns, self._limits.activation, now, stays)
-        unchanged: tuple[tuple[WantAction, ...], Turns] = ((), turns)
-        wanted, self._turns[model] = self._tried("choosing versions", activate, unchanged)
-        for want in wanted:
-            yield Want(want.runner, want.version)
+        if self._are_versions_due(leader, model, view, now):
+            for want in self._wanted(leader, model, view, now):
+                yield Want(want.runner, want.version)
         for action in self._placed(leader, model, view, now):
             if isinstance(action, PlaceAction):
                 yield Place(action.request, action.runner, action.reason)
@@ -123,6 +131,27 @@ class Decisions:
             enough = partial(self._is_enough, model, view, now)
             if self._tried("ending a seeding", enough, None) is not None:
                 yield from (EndSeeding(each.runner) for each in view.instances if each.is_local)
+
+    def _are_versions_due(self, leader: Leader, model: str, view: FleetView, now: float) -> bool:
+        """Tell whether to choose versions of instances now: at once where what decides has changed."""
+        demand, policy = frozenset(view.demand), leader.state.policy_of(model)
+        decides = view.newest, view.available, view.kept, view.drops_cache, demand, policy
+        chosen = self._chosen.get(model)
+        is_same = chosen is not None and chosen.instances is view.instances and chosen.decides == decides
+        if chosen is not None and is_same and now - chosen.at < VERSIONS_LOOK_S:
+            return False
+        self._chosen[model] = _Chosen(view.instances, decides, now)
+        return True
+
+    def _wanted(self, leader: Leader, model: str, view: FleetView, now: float) -> tuple[WantAction, ...]:
+        """Return which versions instances are to have from now on, where that changes."""
+        turns = self._turns.get(model, Turns())
+        none_stays: dict[str, int] = {}
+        stays = self._tried("rolling activation", partial(self._stays, leader, model, view, now), none_stays)
+        activate = partial(decide, view, turns, self._limits.activation, now, stays)
+        unchanged: tuple[tuple[WantAction, ...], Turns] = ((), turns)
+        wanted, self._turns[model] = self._tried("choosing versions", activate, unchanged)
+        return wanted
 
     def _stays(self, leader: Leader, model: str, view: FleetView, now: float) -> dict[str, int]:
         """Return which version each instance keeps for now that would else follow the newest one."""
@@ -196,14 +225,7 @@ class Decisions:
         return self._placing[model]
 
     def _placed(self, leader: Leader, model: str, view: FleetView, now: float) -> tuple[Action, ...]:
-        facts = RequestFacts(
-            self._engines.steps,
-            partial(leader.lengths.estimate, now=now),
-            leader.open_requests.context_of,
-            leader.open_requests.priority_of,
-            leader.open_requests.is_due,
-            leader.open_requests.is_first,
-        )
+        facts = Facts(self._engines.steps, partial(leader.facts_of, now=now))
         asked = leader.state.policy_of(model)
         for policy in dict.fromkeys((asked, FALLBACK_POLICY)):
             if policy in self._set_aside:

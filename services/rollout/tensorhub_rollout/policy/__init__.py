@@ -4,6 +4,6 @@ The leader checks every action, so that a policy can be slow but never wrong. `a
 it.
 
 Seams: `activation`, `allocation`, `arrival`, `balancing`, `dispatch`, `finish_times`, `fleet_loads`, `lengths`,
-`moving`, `placing`, `plateau`, `prompt_lengths`, `rank_order`, `ranking`, `retention`, `rolling`, `scale`, `seeding`,
-`seeding_end`, `skew`, `view`, `waiting_order`.
+`moving`, `placing`, `plateau`, `prompt_lengths`, `rank_order`, `ranking`, `request_facts`, `retention`, `rolling`,
+`scale`, `seeding`, `seeding_end`, `skew`, `view`, `waiting_order`.
 """

@@ -21,20 +21,21 @@ machine goes away gives its requests back, those with the most tokens first: the
 """
 
 import math
-from collections.abc import Callable, Mapping
+from bisect import insort
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from heapq import heapify, heappop, heappush
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_rollout.policy.finish_times import Load, with_it_s
-from tensorhub_rollout.policy.fleet_loads import AssessmentLimits, FleetLoads, RequestFacts
+from tensorhub_rollout.policy.fleet_loads import AssessmentLimits, FleetLoads
 from tensorhub_rollout.policy.lengths import Knowledge
 from tensorhub_rollout.policy.moving import MoveLimits, moves
 from tensorhub_rollout.policy.plateau import StepModel
 from tensorhub_rollout.policy.rank_order import Rank
+from tensorhub_rollout.policy.request_facts import Facts
 from tensorhub_rollout.policy.view import Action, FleetView, InstanceView, MoveAction, PlaceAction, ReleaseAction
 from tensorhub_rollout.policy.waiting_order import WaitingOrder
 
@@ -112,7 +113,7 @@ class Arrival:
         """Return how many tokens each instance would compute again for other weights."""
         return self._fleet.contexts()
 
-    def look(self, view: FleetView, facts: RequestFacts, now: float) -> tuple[Action, ...]:
+    def look(self, view: FleetView, facts: Facts, now: float) -> tuple[Action, ...]:
         """Return what to place, to move and to take back."""
         limits, fleet = self._limits, self._fleet
         fleet.look(view, facts, now)
@@ -126,12 +127,12 @@ class Arrival:
             self._settling = {of: at for of, at in self._settling.items() if now - at < limits.moves.settled_s}
             moved = moves(view, fleet, facts, self._settling.keys(), limits.moves)
             self._settling |= {each.request: now for each in moved}
-        return (*_released(view, facts), *placed, *moved)
+        return (*_released(fleet.leaving, facts), *placed, *moved)
 
     def _place(
         self,
         view: FleetView,
-        facts: RequestFacts,
+        facts: Facts,
         rank: Callable[[RequestId], Rank],
         now: float,
         *,
@@ -155,29 +156,31 @@ class Arrival:
         return placing.actions
 
 
-def _rank(facts: RequestFacts, of: RequestId, *, is_scarce: bool) -> Rank:
-    length = facts.estimate(of)
-    is_probe = is_scarce and length.knowledge in UNTOLD and facts.is_first(of)
+def _rank(facts: Facts, of: RequestId, *, is_scarce: bool) -> Rank:
+    known = facts.of(of)
+    length = known.length
+    is_probe = is_scarce and length.knowledge in UNTOLD and known.is_first
     tokens = math.inf if is_probe else length.median
-    return -facts.priority(of), not length.made and not facts.is_due(of), -tokens, of
+    return -known.priority, not length.made and not known.is_due, -tokens, of
 
 
-def _released(view: FleetView, facts: RequestFacts) -> list[ReleaseAction]:
+def _released(leaving: Iterable[InstanceView], facts: Facts) -> list[ReleaseAction]:
     """Take all from instances that go away, what is the dearest to lose first."""
+
+    def context(of: RequestId) -> int:
+        return facts.of(of).context
+
     return [
-        ReleaseAction(of, each.runner, f"its machine goes away soon, and it has {facts.context(of)} tokens")
-        for each in view.instances
-        if each.is_leaving
-        for of in sorted((*each.executing, *each.pending), key=facts.context, reverse=True)
+        ReleaseAction(of, each.runner, f"its machine goes away soon, and it has {context(of)} tokens")
+        for each in leaving
+        for of in sorted((*each.executing, *each.pending), key=context, reverse=True)
     ]
 
 
 class _Placing:
     """What is placed in one look."""
 
-    def __init__(
-        self, view: FleetView, facts: RequestFacts, fleet: FleetLoads, limits: ArrivalLimits, first: int
-    ) -> None:
+    def __init__(self, view: FleetView, facts: Facts, fleet: FleetLoads, limits: ArrivalLimits, first: int) -> None:
         self._view, self._facts, self._fleet, self._limits = view, facts, fleet, limits
         self._admits = limits.admits_by_arrival and fleet.is_measured
         self._room: dict[str, int] = {}
@@ -186,12 +189,13 @@ class _Placing:
         """When each could begin with a request that is for no version alone; None: not known, or never."""
         open_ = []
         self.has_room = False
-        pending_max, rooms, readies = limits.pending_max, self._room, self._ready_s
+        pending_max, rooms, readies, kept_back = limits.pending_max, self._room, self._ready_s, view.kept_back()
         # What is for one version, or is tried alone, may go anywhere.
         self.has_all = len(fleet.instances) <= COMPARED_MAX or bool(view.pinned or view.alone)
         """Whether this look compares all instances."""
-        compared = fleet.instances if self.has_all else fleet.some(first, COMPARED_MAX)
-        for name, each in compared.items():
+        compared = fleet.staying if self.has_all else fleet.some(first, COMPARED_MAX)
+        for each in compared:
+            name = each.runner
             pending = len(each.pending)
             # `free_slots` without a call, for thousands of instances.
             free = each.slots - pending - len(each.executing)
@@ -199,7 +203,7 @@ class _Placing:
             rooms[name] = room = min(pending_max - pending, free) if takes_more else 0
             if free <= 0:
                 readies[name] = None
-            elif takes_more and each.may_start and not (view.demand and view.is_kept_back(each)):
+            elif takes_more and each.may_start and name not in kept_back:
                 readies[name] = 0.0
                 if room > 0:
                     open_.append(name)
@@ -212,7 +216,7 @@ class _Placing:
         self.actions: list[PlaceAction] = []
         self._loads: dict[str, Load] = {}
         """What instances have and what waits for them, of those that were asked for."""
-        self._candidates: list[str] = []
+        self._candidates = _Compared([], [], [])
         self._uses = 0
         self._by_finish: _Least | None = None
         self._by_busy: _Least | None = None
@@ -247,23 +251,23 @@ class _Placing:
     def _place_one(self, of: RequestId, since: float, *, may_hold: bool) -> Held | None:
         """Place a request that waits `since` then, or return what it waits for: it counts there."""
         view, fleet, room = self._view, self._fleet, self._room
-        work, is_due = fleet.work(of, self._facts), self._facts.is_due(of)
+        known = self._facts.of(of)
+        work, is_due = fleet.work(known), known.is_due
         is_alone, is_pinned = of in view.alone, of in view.pinned
-        found: list[tuple[str, float, bool]] = []
-        there: list[tuple[Load, StepModel]] = []
-        for name in fleet.instances if is_pinned or is_alone else self._first():
-            ready_s = self._ready_for(of, name) if is_pinned else self._ready_s[name]
-            if ready_s is None or (ready_s > 0 and (is_pinned or is_alone or not self._admits)):
-                continue
-            has_room = room[name] > 0 and not (is_alone and self._has_pending(name))
-            if not (ready_s or has_room or is_alone):
-                continue
-            found.append((name, ready_s, has_room))
-            there.append((self._loads.get(name) or self._load(name), fleet.steps[name]))
+        if is_pinned:
+            compared = self._compared(fleet.instances, partial(self._ready_for, of), admits=False)
+        elif is_alone:
+            compared = self._compared(fleet.instances, self._ready_s.__getitem__, admits=False)
+        else:
+            compared = self._first()
         best: tuple[float, str] | None = None
         best_ready_s = 0.0
         best_now: tuple[float, str] | None = None
-        for (name, ready_s, has_room), takes_s in zip(found, with_it_s(work, there, is_due=is_due), strict=True):
+        takes = with_it_s(work, compared.there, is_due=is_due)
+        for name, ready_s, takes_s in zip(compared.names, compared.ready_s, takes, strict=True):
+            has_room = room[name] > 0 and not (is_alone and self._has_pending(name))
+            if not (ready_s or has_room or is_alone):
+                continue
             finish = (ready_s + takes_s, name)
             if best is None or finish < best:
                 best, best_ready_s = finish, ready_s
@@ -309,7 +313,6 @@ class _Placing:
     def _load(self, name: str) -> Load:
         if name not in self._loads:
             self._loads[name] = self._fleet.load(name)
-            self._note_load(name)
         return self._loads[name]
 
     def _note_load(self, name: str) -> None:
@@ -318,53 +321,66 @@ class _Placing:
             self._by_finish.put(name, load.finish_s(self._fleet.steps[name]))
             self._by_busy.put(name, load.busy_s)
 
-    def _first(self) -> list[str]:
-        """Return where a request may be done soonest: of those with room or that have a version soon, a few.
+    def _compared(self, names: Iterable[str], ready_s: Callable[[str], float | None], *, admits: bool) -> "_Compared":
+        """Return those of these instances that could begin now, or later where the policy `admits` by that."""
+        found = [(name, at) for name in names if (at := ready_s(name)) is not None and (admits or not at)]
+        there = [(self._load(name), self._fleet.steps[name]) for name, _ in found]
+        return _Compared([name for name, _ in found], [at for _, at in found], there)
 
-        They are those with the least to do, with and without their longest response, as of some placements ago.
-        """
-        fleet, room = self._fleet, self._room
-        if len(fleet.instances) <= 2 * CANDIDATES:
-            return [*fleet.instances]
-        if self._uses <= 0 or not any(room[name] > 0 for name in self._candidates):
-            if self._by_finish is None or self._by_busy is None:
-                open_ = [*filter(self._is_candidate, room)]
-                self._by_finish, self._by_busy = _Least(fleet.finish_s(open_)), _Least(fleet.busy_s(open_))
-                for name in self._loads:
-                    self._note_load(name)
-            first = self._by_finish.first(CANDIDATES, self._is_candidate)
-            least = self._by_busy.first(CANDIDATES, self._is_candidate)
-            self._candidates, self._uses = [*dict.fromkeys((*first, *least))], CANDIDATES
+    def _first(self) -> "_Compared":
+        """Return where a request may be done soonest, as of some placements ago; of a large fleet, a few instances."""
+        room = self._room
+        if self._uses <= 0 or not any(room[name] > 0 for name in self._candidates.names):
+            names = self._with_least() if len(self._fleet.instances) > 2 * CANDIDATES else self._fleet.instances
+            self._candidates = self._compared(names, self._ready_s.__getitem__, admits=self._admits)
+            self._uses = CANDIDATES
         self._uses -= 1
         return self._candidates
+
+    def _with_least(self) -> Iterable[str]:
+        """Return those with the least to do, with or without their longest response, of those that have room soon."""
+        if self._by_finish is None or self._by_busy is None:
+            finish, busy = self._fleet.finish_and_busy_s(filter(self._is_candidate, self._room))
+            self._by_finish, self._by_busy = _Least(finish), _Least(busy)
+            for name in self._loads:
+                self._note_load(name)
+        first = self._by_finish.first(CANDIDATES, self._is_candidate)
+        return dict.fromkeys((*first, *self._by_busy.first(CANDIDATES, self._is_candidate)))
 
     def _is_candidate(self, name: str) -> bool:
         return self._room[name] > 0 or self._fleet.instances[name].arrives_in_s is not None
 
 
+class _Compared(NamedTuple):
+    """Instances on which a request is compared: when each could begin, in seconds, and what it has with its steps."""
+
+    names: list[str]
+    ready_s: list[float]
+    there: list[tuple[Load, StepModel]]
+
+
 class _Least:
     """Instances by a number that changes: which have the least. To sort thousands again and again takes too long."""
 
-    def __init__(self, numbers: dict[str, float]) -> None:
-        self._numbers = numbers
-        self._heap = [(number, name) for name, number in numbers.items()]
+    def __init__(self, numbers: list[tuple[float, str]]) -> None:
+        self._order = sorted(numbers)
         """Some have other numbers by now."""
-        heapify(self._heap)
+        self._changed: dict[str, float] = {}
 
     def put(self, name: str, number: float) -> None:
-        """Take the number of an instance that has one."""
-        if self._numbers.get(name, number) != number:
-            self._numbers[name] = number
-            heappush(self._heap, (number, name))
+        """Take another number of an instance that has one."""
+        if self._changed.get(name) != number:
+            self._changed[name] = number
+            insort(self._order, (number, name))
 
     def first(self, count: int, is_meant: Callable[[str], bool]) -> list[str]:
         """Return those with the least of these that are meant; one that is not never is again."""
-        heap, numbers = self._heap, self._numbers
-        found: list[tuple[float, str]] = []
-        while heap and len(found) < count:
-            number, name = each = heappop(heap)
-            if numbers[name] == number and is_meant(name) and (not found or each != found[-1]):
-                found.append(each)
-        for each in found:
-            heappush(heap, each)
-        return [name for _, name in found]
+        order, changed = self._order, self._changed
+        found: list[str] = []
+        while len(found) < min(count, len(order)):
+            number, name = order[len(found)]
+            if changed.get(name, number) == number and is_meant(name) and name not in found:
+                found.append(name)
+            else:
+                del order[len(found)]
+        return found

@@ -101,7 +101,7 @@ class _ShortestQueue:
     def __init__(self, view: FleetView) -> None:
         self._takers = {each.runner: each for each in view.instances if each.takes_more}
         self._pending = {runner: len(each.pending) for runner, each in self._takers.items()}
-        self._kept_back = {runner for runner, each in self._takers.items() if view.is_kept_back(each)}
+        self._kept_back = view.kept_back()
         self._heaps: dict[int | None, list[tuple[int, str]]] = {}
         """By the version that requests are for alone, or None: where they may go. Some numbers have changed since."""
 

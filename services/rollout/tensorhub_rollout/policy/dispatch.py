@@ -16,23 +16,25 @@ engine were measured, a step is taken to last as long for one request as for man
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush, merge
 from typing import Final, Literal
 
 import msgspec
 
 from tensorhub_common.protocol.rollout.entries import RequestId
-from tensorhub_rollout.policy.balancing import PLACED_MAX, BalancingLimits, released
-from tensorhub_rollout.policy.lengths import LengthEstimate
+from tensorhub_rollout.policy.balancing import BalancingLimits, released
 from tensorhub_rollout.policy.plateau import StepModel
 from tensorhub_rollout.policy.rank_order import Rank, RankOrder
 from tensorhub_rollout.policy.ranking import Expected, Sampled
+from tensorhub_rollout.policy.request_facts import Facts
 from tensorhub_rollout.policy.skew import REST_QUANTILE, TAIL_QUANTILE, TAIL_SHARE, Fleet, Part, divided
 from tensorhub_rollout.policy.view import Action, FleetView, InstanceView, PlaceAction
 
 DIVIDED_S: Final = 1.0
 """How often a fleet is divided anew."""
+PLACED_MAX: Final = 512
+"""Limit of the requests that one look places, so that it is short in a fleet of any size."""
 GONE_MAX: Final = 4096
 """Limit of the requests that have gone and that one look passes over; the next one goes on."""
 _UNMEASURED: Final = StepModel(1.0, 0.0, 0.0)
@@ -62,24 +64,23 @@ class Pools(msgspec.Struct, frozen=True):
 
 def dispatch(
     view: FleetView,
-    estimate: Callable[[RequestId], LengthEstimate],
-    steps: Mapping[str, StepModel],
+    facts: Facts,
     pools: Pools,
     limits: BalancingLimits,
-    priority: Callable[[RequestId], int],
     now: float,
 ) -> tuple[tuple[Action, ...], Pools]:
-    """Return what to place, and how the fleet is divided from now on. `steps`: by runner, where known.
+    """Return what to place, and how the fleet is divided from now on.
 
     The fleet is divided anew every `DIVIDED_S`, and where instances have come or gone.
     """
-    takers = [each for each in view.instances if each.takes_more and not view.is_kept_back(each)]
+    kept_back = view.kept_back()
+    takers = [each for each in view.instances if each.takes_more and each.runner not in kept_back]
     is_due = pools.among != {each.runner for each in takers} or now - pools.divided_at >= DIVIDED_S
     # A look that divides does not renew what is expected, so that none takes long.
     expected = pools.expected
-    expected.look(view, estimate, priority, is_renewed=not is_due)
+    expected.look(view, facts, is_renewed=not is_due)
     if is_due:
-        pools = _divided(takers, expected, steps, pools, now)
+        pools = _divided(takers, expected, facts.steps, pools, now)
     placed = _placed(view, expected, pools, _Room(view, expected.load, pools.tail, limits))
     return (*released(view), *placed), pools
 
@@ -193,7 +194,7 @@ class _Room:
         self._room: dict[str, int] = {}
         self._load = load
         """What each has to do, with what is placed."""
-        every: set[str] = set()
+        every, kept_back = set[str](), view.kept_back()
         self._idle: set[str] = set()
         for each in view.instances:
             if not each.takes_more:
@@ -201,7 +202,7 @@ class _Room:
             name, pending = each.runner, len(each.pending)
             self._instances[name] = each
             self._room[name] = limits.pending_max - pending
-            if not (view.demand and view.is_kept_back(each)):
+            if name not in kept_back:
                 every.add(name)
                 if not (pending or each.executing):
                     self._idle.add(name)

@@ -150,14 +150,16 @@ def with_it_s(work: Work, those: Iterable[tuple[Load, StepModel]], *, is_due: bo
     """Return `due_with_s`, or else `finish_with_s`, of many instances. One by one they take three times as long."""
     left, context, most = work.left, work.context, work.most
     attended = left * context + work.square / 2
-    found = []
-    for load, steps in those:
-        each_s = steps.each_s
-        added_s = each_s * left + steps.attention_s * attended + each_s * context
-        if is_due:
-            longest = load.due_longest
-            step_s, busy_s = steps.fixed_s + load.rest_step_s, load.due_busy_s
-        else:
-            longest, step_s, busy_s = load.longest, steps.fixed_s, load.busy_s
-        found.append(step_s * (max(longest, most)) + busy_s + added_s)
-    return found
+    if is_due:
+        return [
+            (steps.fixed_s + load.rest_step_s) * (max(most, load.due_longest))
+            + load.due_busy_s
+            + (steps.each_s * left + steps.attention_s * attended + steps.each_s * context)
+            for load, steps in those
+        ]
+    return [
+        steps.fixed_s * (max(most, load.longest))
+        + load.busy_s
+        + (steps.each_s * left + steps.attention_s * attended + steps.each_s * context)
+        for load, steps in those
+    ]

@@ -5,21 +5,23 @@ instance whose assessment is the oldest. What is placed counts at once, and what
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import msgspec
 
-from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_rollout.policy.finish_times import LEFT_MIN, Load, Work
-from tensorhub_rollout.policy.lengths import LengthEstimate
 from tensorhub_rollout.policy.plateau import StepModel
+from tensorhub_rollout.policy.request_facts import Facts, RequestFacts
 from tensorhub_rollout.policy.view import FleetView, InstanceView
 
 UNMEASURED: Final = StepModel(1.0, 0.1, 0.0)
 """Of engines whose steps are not known: only which of two instances has more to do is told by it."""
-ASSESSED_SHARE: Final = 1 / 1024
+ASSESSED_SHARE: Final = 1 / 2048
 """In a large fleet at least this share of the requests on instances is looked at in one look."""
+
+COUNTED_S: Final = 0.1
+"""How often it is counted how many requests instances have: in a large fleet it changes little from look to look."""
 
 
 class AssessmentLimits(msgspec.Struct, frozen=True):
@@ -28,25 +30,9 @@ class AssessmentLimits(msgspec.Struct, frozen=True):
     assessed_s: float = 1.0
     """How often an instance is assessed at most."""
     assessed_max: int = 8
-    """Limit of the requests that one look looks at, in a fleet with no more than 1,024 times as many."""
-    new_max: int = 256
+    """Limit of the requests that one look looks at, in a fleet with no more than 2,048 times as many."""
+    new_max: int = 128
     """The same while instances have never been assessed: a leader that begins knows nothing."""
-
-
-class RequestFacts(msgspec.Struct, frozen=True):
-    """What is known of requests beside the view."""
-
-    steps: Mapping[str, StepModel]
-    """How long a step takes, by runner where that is known."""
-    estimate: Callable[[RequestId], LengthEstimate]
-    """How long a response will be."""
-    context: Callable[[RequestId], int]
-    """How many tokens a request has, its prompt among them."""
-    priority: Callable[[RequestId], int]
-    is_due: Callable[[RequestId], bool]
-    """Whether a request was submitted before the trainer's step began, so that the trainer may wait for it now."""
-    is_first: Callable[[RequestId], bool]
-    """Whether a request is the first of its group."""
 
 
 class _Assessment:
@@ -60,15 +46,16 @@ class _Assessment:
         self.rest.reverse()
         self._longest = {False: 0.0, True: 0.0}
 
-    def take(self, count: int, there: InstanceView, facts: RequestFacts, steps: StepModel, beside: int) -> None:
+    def take(self, count: int, there: InstanceView, facts: Facts, steps: StepModel, beside: int) -> None:
         """Look at the next requests; those that have gone meanwhile are passed over."""
         for _ in range(min(count, len(self.rest))):
             of = self.rest.pop()
             is_pending = of in there.pending
             if not is_pending and of not in there.executing:
                 continue
-            is_due = facts.is_due(of)
-            work = Work.of(facts.estimate(of), facts.context(of), beside, self._longest[is_due])
+            known = facts.of(of)
+            is_due = known.is_due
+            work = Work.of(known.length, known.context, beside, self._longest[is_due])
             self._longest[is_due] = max(self._longest[is_due], work.left)
             self.load.add(work, steps, is_new=is_pending, is_due=is_due)
 
@@ -79,6 +66,9 @@ class FleetLoads:
     def __init__(self, limits: AssessmentLimits) -> None:
         """Know of no instance."""
         self._limits = limits
+        self.staying: list[InstanceView] = []
+        self.leaving: list[InstanceView] = []
+        """Those whose machines go away: nothing is placed there, and nothing is known of what they have."""
         self.instances: dict[str, InstanceView] = {}
         """Those that stay, by runner."""
         self.steps: dict[str, StepModel] = {}
@@ -89,35 +79,40 @@ class FleetLoads:
         """How many requests an instance has on average, once all are placed."""
         self.slots = 0
         """Of all instances together."""
+        self._placed = 0
+        """How many requests instances have, as last counted."""
+        self._counted_at = -math.inf
         self._loads: dict[str, Load] = {}
         self._assessed_at: dict[str, float] = {}
         """The oldest assessment first."""
         self._assessing: _Assessment | None = None
         self._known: Mapping[str, StepModel] = {}
         self._seen: tuple[InstanceView, ...] = ()
-        self._names: list[str] = []
         self._now = 0.0
 
-    def look(self, view: FleetView, facts: RequestFacts, now: float) -> None:
+    def look(self, view: FleetView, facts: Facts, now: float) -> None:
         """Take which instances there are, and assess some of what they have."""
         self._now = now
-        if view.instances is not self._seen:
-            self._seen, self._names = view.instances, []
-            self.instances = {each.runner: each for each in view.instances if not each.is_leaving}
+        is_other = view.instances is not self._seen
+        if is_other:
+            self._seen = view.instances
+            self.staying = [each for each in view.instances if not each.is_leaving]
+            self.leaving = [each for each in view.instances if each.is_leaving]
+            self.instances = {each.runner: each for each in self.staying}
             self.slots = sum(each.slots for each in self.instances.values())
-        placed = sum([len(each.executing) + len(each.pending) for each in self.instances.values()])
-        self.beside = (placed + len(view.waiting)) // max(1, len(self.instances))
-        if self._known is not facts.steps or self.steps.keys() != self.instances.keys():
+        if is_other or now - self._counted_at >= COUNTED_S:
+            self._counted_at = now
+            self._placed = sum([len(each.executing) + len(each.pending) for each in self.staying])
+        self.beside = (self._placed + len(view.waiting)) // max(1, len(self.instances))
+        if self._known is not facts.steps or (is_other and self.steps.keys() != self.instances.keys()):
             self._meet(facts.steps)
-        self._assess(facts, max(self._limits.assessed_max, int(placed * ASSESSED_SHARE)))
+        self._assess(facts, max(self._limits.assessed_max, int(self._placed * ASSESSED_SHARE)))
 
-    def some(self, first: int, count: int) -> dict[str, InstanceView]:
-        """Return a number of instances, from one of them on and around: for a look that can't compare all."""
-        names = self._names or [*self.instances]
-        self._names = names
-        at = first % len(names)
-        chosen = [*names[at : at + count], *names[: max(0, at + count - len(names))]]
-        return {name: self.instances[name] for name in chosen}
+    def some(self, first: int, count: int) -> list[InstanceView]:
+        """Return a number of those that stay, from one of them on and around: for a look that can't compare all."""
+        staying = self.staying
+        at = first % len(staying)
+        return [*staying[at : at + count], *staying[: max(0, at + count - len(staying))]]
 
     def _meet(self, known: Mapping[str, StepModel]) -> None:
         """Take which instances have come and gone, and how long steps take."""
@@ -137,7 +132,7 @@ class FleetLoads:
             self._assessed_at = new | old
             self._loads = {name: self._loads.get(name, Load(as_of=self._now)) for name in self.instances}
 
-    def _assess(self, facts: RequestFacts, count: int) -> None:
+    def _assess(self, facts: Facts, count: int) -> None:
         if next(iter(self._assessed_at.values()), 0.0) == -math.inf:
             count = max(count, self._limits.new_max)
         while count > 0:
@@ -164,7 +159,7 @@ class FleetLoads:
         """Tell whether the assessment of an instance is older than they should be."""
         return self._now - self._assessed_at[name] >= self._limits.assessed_s
 
-    def assess(self, name: str, facts: RequestFacts) -> None:
+    def assess(self, name: str, facts: Facts) -> None:
         """Look at all requests of an instance at once."""
         if self._assessing is not None and self._assessing.runner == name:
             self._assessing = None
@@ -176,20 +171,17 @@ class FleetLoads:
         """Return a copy of what an instance has to do now."""
         return self._loads[name].at(self.steps[name], self._now)
 
-    def finish_s(self, names: Iterable[str]) -> dict[str, float]:
-        """Return when instances are done, in seconds."""
+    def finish_and_busy_s(self, names: Iterable[str]) -> tuple[list[tuple[float, str]], list[tuple[float, str]]]:
+        """Return when instances are done, and how much their responses add to steps until then, in seconds."""
         loads, steps, now = self._loads, self.steps, self._now
-        found = {}
+        finish, busy = [], []
         for name in names:
             load = loads[name]
-            # `Load.finish_s` without a call, for thousands of instances.
+            # `Load._left` without a call, for thousands of instances.
             takes_s = steps[name].fixed_s * load.longest + load.busy_s
-            found[name] = max(LEFT_MIN * takes_s, takes_s - (now - load.as_of))
-        return found
-
-    def busy_s(self, names: Iterable[str]) -> dict[str, float]:
-        """Return how long instances would take if steps cost nothing beside their responses, as last assessed."""
-        return {name: self._loads[name].busy_s for name in names}
+            finish.append((max(LEFT_MIN * takes_s, takes_s - (now - load.as_of)), name))
+            busy.append((load.busy_s, name))
+        return finish, busy
 
     def loads(self) -> dict[str, Load]:
         """Return what all have to do now."""
@@ -213,6 +205,6 @@ class FleetLoads:
         self._loads[source] = rest
         self.add(target, work, is_due=is_due)
 
-    def work(self, of: RequestId, facts: RequestFacts) -> Work:
+    def work(self, known: RequestFacts) -> Work:
         """Return what is to be made of a request's response."""
-        return Work.of(facts.estimate(of), facts.context(of), self.beside)
+        return Work.of(known.length, known.context, self.beside)

@@ -108,7 +108,8 @@ class LengthEstimate(msgspec.Struct, frozen=True):
 
     def left(self) -> tuple[float, float]:
         """Return how many tokens are still to come, and their square, as expected: what sums are made of."""
-        return _left(self)
+        # What has tokens has them for itself: no other estimate is equal.
+        return _left(self) if self.made else _left_of_fresh(self)
 
     @property
     def median(self) -> float:
@@ -116,7 +117,6 @@ class LengthEstimate(msgspec.Struct, frozen=True):
         return self.quantile(0.5) if self.made else min(self.tokens_max, math.exp(self.mean))
 
 
-@lru_cache(LEFT_KEPT_MAX)
 def _left(of: LengthEstimate) -> tuple[float, float]:
     made, most = float(of.made), of.tokens_max
     cut = -math.inf if made < 1 else (math.log(made) - of.mean) / of.deviation
@@ -131,6 +131,9 @@ def _left(of: LengthEstimate) -> tuple[float, float]:
     second = _moment(of.mean, of.deviation, 2, cut, end) + (most * at_end if at_end else 0.0)
     length, square = first / above, second / above
     return max(0.0, length - made), max(0.0, square - 2 * made * length + made * made)
+
+
+_left_of_fresh = lru_cache(LEFT_KEPT_MAX)(_left)
 
 
 class GroupEstimate(msgspec.Struct, frozen=True):

@@ -10,8 +10,9 @@ import msgspec
 
 from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_rollout.policy.finish_times import Load, Work, with_it_s
-from tensorhub_rollout.policy.fleet_loads import FleetLoads, RequestFacts
+from tensorhub_rollout.policy.fleet_loads import FleetLoads
 from tensorhub_rollout.policy.plateau import StepModel
+from tensorhub_rollout.policy.request_facts import Facts
 from tensorhub_rollout.policy.view import FleetView, MoveAction
 
 
@@ -33,7 +34,7 @@ class MoveLimits(msgspec.Struct, frozen=True):
 
 
 def moves(
-    view: FleetView, fleet: FleetLoads, facts: RequestFacts, settling: AbstractSet[RequestId], limits: MoveLimits
+    view: FleetView, fleet: FleetLoads, facts: Facts, settling: AbstractSet[RequestId], limits: MoveLimits
 ) -> list[MoveAction]:
     """Return what moves, but for `settling`, and have `fleet` count it.
 
@@ -41,7 +42,8 @@ def moves(
     """
     staying = fleet.instances.items()
     free = [(name, each) for name, each in staying if each.takes_more and each.may_start and each.free_slots > 0]
-    takers = [name for name, each in free if not view.is_kept_back(each)]
+    kept_back = view.kept_back()
+    takers = [name for name, _ in free if name not in kept_back]
     if not takers:
         return []
     loads = fleet.loads()
@@ -64,9 +66,9 @@ def moves(
             break
         gone = settling | {each.request for each in actions}
         movable = [
-            (of, fleet.work(of, facts))
+            (of, fleet.work(known))
             for of in (*source.executing, *source.pending)
-            if of not in gone and view.fits(of, target) and (not only_due or facts.is_due(of))
+            if of not in gone and view.fits(of, target) and ((known := facts.of(of)).is_due or not only_due)
         ]
         pair = _Pair(loads[source.runner], fleet.steps[source.runner], loads[target.runner], fleet.steps[target.runner])
         move = pair.best_move(movable, limits.price_factor, only_due=only_due)

@@ -8,7 +8,7 @@ import msgspec
 from tensorhub_rollout.policy.arrival import Arrival, ArrivalLimits
 from tensorhub_rollout.policy.balancing import BalancingLimits, balance
 from tensorhub_rollout.policy.dispatch import Pools, dispatch
-from tensorhub_rollout.policy.fleet_loads import RequestFacts
+from tensorhub_rollout.policy.request_facts import Facts
 from tensorhub_rollout.policy.view import Action, FleetView
 
 ARRIVAL: Final = "arrival"
@@ -34,14 +34,12 @@ class Placing:
         self.arrival = Arrival(limits.arrival)
 
     def look(
-        self, policy: str, view: FleetView, facts: RequestFacts, plateaus: Mapping[str, int], now: float
+        self, policy: str, view: FleetView, facts: Facts, plateaus: Mapping[str, int], now: float
     ) -> tuple[Action, ...]:
         """Return what to place and what to move. `plateaus`: of batch sizes, by runner where it is known."""
         if policy == ARRIVAL:
             return self.arrival.look(view, facts, now)
         if policy == STREAMRL:
-            placed, self._pools = dispatch(
-                view, facts.estimate, facts.steps, self._pools, self._limits.balancing, facts.priority, now
-            )
+            placed, self._pools = dispatch(view, facts, self._pools, self._limits.balancing, now)
             return placed
         return balance(view, self._limits.balancing, plateaus)

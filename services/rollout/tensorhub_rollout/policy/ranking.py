@@ -6,20 +6,20 @@ gone is passed over, and taken out where it is met. What is told of the whole is
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import islice
 from typing import Final, NamedTuple
 
 from tensorhub_common.protocol.rollout.entries import RequestId
-from tensorhub_rollout.policy.lengths import LengthEstimate
 from tensorhub_rollout.policy.rank_order import Rank, RankOrder
+from tensorhub_rollout.policy.request_facts import Facts
 from tensorhub_rollout.policy.view import FleetView, InstanceView
 
 LOOKS_A_ROUND: Final = 128
 """After so many looks all was estimated anew, where `RENEWED_MAX` and `AT_WORK_MAX` allow it."""
-AT_WORK_MAX: Final = 256
+AT_WORK_MAX: Final = 128
 """Limit of the requests on instances that one look estimates, but for the last instance that it looks at."""
-NEW_MAX: Final = 1024
+NEW_MAX: Final = 512
 """Limit of the requests that have come and are estimated in one look, the first; the others are in the next ones."""
 RENEWED_MAX: Final = 32
 """Limit of the waiting requests that one look estimates anew."""
@@ -80,22 +80,15 @@ class Expected:
         self._serial: int | None = None
         """Until where it is known what has come; None: it is not."""
 
-    def look(
-        self,
-        view: FleetView,
-        estimate: Callable[[RequestId], LengthEstimate],
-        priority: Callable[[RequestId], int],
-        *,
-        is_renewed: bool = True,
-    ) -> None:
+    def look(self, view: FleetView, facts: Facts, *, is_renewed: bool = True) -> None:
         """Take what has come and, where `is_renewed`, estimate a part of what was there anew."""
         self._waiting = waiting = view.waiting
         before, self.looks = self.looks, self.looks + is_renewed
-        self._look_at_instances(view, estimate, before)
+        self._look_at_instances(view, facts, before)
         ranked = self.ranked
         due = min(RENEWED_MAX, self._due(before, len(ranked)))
         for of in [*islice(ranked, due)]:
-            old, found = ranked[of], _ranked(view, of, estimate, priority) if of in waiting else None
+            old, found = ranked[of], _ranked(view, of, facts) if of in waiting else None
             if found is not None and _is_kept(old, found):
                 ranked[of] = found._replace(rank=old.rank)
                 ranked.move_to_end(of)
@@ -104,7 +97,7 @@ class Expected:
             if found is not None:
                 self._rank(of, found)
         for of in self._fresh(view):
-            self._rank(of, _ranked(view, of, estimate, priority))
+            self._rank(of, _ranked(view, of, facts))
 
     def forget(self, of: RequestId) -> None:
         """Take out a request that has gone: it would be passed over at each look."""
@@ -156,7 +149,7 @@ class Expected:
         """Return how many of so many are due, so that each is once in `LOOKS_A_ROUND`."""
         return self.looks * count // LOOKS_A_ROUND - before * count // LOOKS_A_ROUND
 
-    def _look_at_instances(self, view: FleetView, estimate: Callable[[RequestId], LengthEstimate], before: int) -> None:
+    def _look_at_instances(self, view: FleetView, facts: Facts, before: int) -> None:
         """Estimate what is on instances, and how much that is: first of those that nothing is known of."""
         there = {each.runner: each for each in view.instances}
         at_work, load = self.at_work, self.load
@@ -172,7 +165,7 @@ class Expected:
             if count >= AT_WORK_MAX:
                 break
             at_work.pop(runner, None)
-            at_work[runner] = found = _at_work(there[runner], estimate)
+            at_work[runner] = found = _at_work(there[runner], facts)
             load[runner] = sum(each.left for each in found)
             count += len(found)
 
@@ -198,15 +191,11 @@ class Expected:
         return found, total / max(1, len(found))
 
 
-def _ranked(
-    view: FleetView,
-    of: RequestId,
-    estimate: Callable[[RequestId], LengthEstimate],
-    priority: Callable[[RequestId], int],
-) -> Ranked:
-    length = estimate(of)
+def _ranked(view: FleetView, of: RequestId, facts: Facts) -> Ranked:
+    known = facts.of(of)
+    length = known.length
     size = length.median
-    return Ranked((-priority(of), not length.made, -size, of), max(1.0, size - length.made), view.pinned.get(of))
+    return Ranked((-known.priority, not length.made, -size, of), max(1.0, size - length.made), view.pinned.get(of))
 
 
 def _is_kept(old: Ranked, new: Ranked) -> bool:
@@ -215,7 +204,7 @@ def _is_kept(old: Ranked, new: Ranked) -> bool:
     return is_alike and abs(old.rank[2] - new.rank[2]) <= -RANK_KEPT * old.rank[2]
 
 
-def _at_work(instance: InstanceView, estimate: Callable[[RequestId], LengthEstimate]) -> tuple[AtWork, ...]:
-    lengths = ((of, estimate(of)) for each in (instance.executing, instance.pending) for of in each)
+def _at_work(instance: InstanceView, facts: Facts) -> tuple[AtWork, ...]:
+    lengths = ((of, facts.of(of).length) for each in (instance.executing, instance.pending) for of in each)
     sizes = ((of, length.median, length.made) for of, length in lengths)
     return tuple(AtWork(-size, of, max(1.0, size - made)) for of, size, made in sizes)

@@ -81,6 +81,12 @@ class FleetView(msgspec.Struct, frozen=True):
         waiting = (of for of in self.waiting if of not in self.pinned or self.pinned[of] in served)
         return islice(waiting if self.pinned else self.waiting, count_max)
 
+    def kept_back(self) -> frozenset[str]:
+        """Return the instances that are kept back, by runner."""
+        if not any(version is not None for version in self.demand):
+            return frozenset()
+        return frozenset(each.runner for each in self.instances if self.is_kept_back(each))
+
     def is_kept_back(self, instance: InstanceView) -> bool:
         """Tell whether an instance keeps an older version for requests that run on that alone."""
         version = instance.version

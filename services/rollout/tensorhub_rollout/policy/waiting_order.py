@@ -6,7 +6,7 @@ has come is ranked `count_max` at a look: others wait behind all that are ranked
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Final
 
@@ -103,16 +103,18 @@ class WaitingOrder:
                 found.append(of)
         return found
 
-    def _came(self, view: FleetView) -> list[RequestId]:
+    def _came(self, view: FleetView) -> Iterable[RequestId]:
         if view.waiting_since is None:
             self._serial = None
             unranked = {*self._unranked}
             return [of for of in view.waiting if of not in self._ranks and of not in unranked]
-        is_all = self._serial is None
-        told, self._serial = view.waiting_since(-1 if self._serial is None else self._serial)
+        if self._serial is not None:
+            told, self._serial = view.waiting_since(self._serial)
+            return told
+        told, self._serial = view.waiting_since(-1)
         # Those that were found without being told are there already.
-        unranked = {*self._unranked} if is_all else set()
-        return [of for of in told if not (is_all and (of in self._ranks or of in unranked))]
+        unranked = {*self._unranked}
+        return [of for of in told if of not in self._ranks and of not in unranked]
 
     def _discard(self, of: RequestId) -> None:
         self._order.remove(self._ranks.pop(of))

@@ -142,11 +142,11 @@ def test_an_instance_is_lost_as_soon_as_it_was_silent_for_long_enough_though_oth
 def test_a_request_is_due_once_a_version_was_published_after_it() -> None:
     job = Job()
     first = job.submit(1.0)
-    assert not job.leader.open_requests.is_due(first)
+    assert not job.leader.facts_of(first, 9.0).is_due
     job.publish(2, 2.0)
     second = job.submit(3.0)
-    assert job.leader.open_requests.is_due(first)
-    assert not job.leader.open_requests.is_due(second)
+    assert job.leader.facts_of(first, 9.0).is_due
+    assert not job.leader.facts_of(second, 9.0).is_due
 
 
 def test_what_was_open_before_a_leader_began_is_due_no_later_than_what_came_to_it() -> None:
@@ -154,15 +154,15 @@ def test_what_was_open_before_a_leader_began_is_due_no_later_than_what_came_to_i
     first = job.submit(1.0)
     job.lead(2.0)
     second = job.submit(3.0)
-    assert not job.leader.open_requests.is_due(first), "it may have been submitted ahead"
+    assert not job.leader.facts_of(first, 9.0).is_due, "it may have been submitted ahead"
     job.publish(2, 4.0)
     third = job.submit(5.0)
-    assert [job.leader.open_requests.is_due(each) for each in (first, second, third)] == [True, True, False]
+    assert [job.leader.facts_of(each, 9.0).is_due for each in (first, second, third)] == [True, True, False]
 
 
 def test_a_context_has_the_prompt() -> None:
     job = Job()
-    assert job.leader.open_requests.context_of(job.submit(1.0)) == 5
+    assert job.leader.facts_of(job.submit(1.0), 1.0).context == 5
 
 
 def test_requests_may_start_on_a_version_as_their_rule_says_once_that_is_known() -> None:

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 from hypothesis import given
@@ -11,10 +11,11 @@ from msgspec.structs import replace
 
 from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_rollout.policy.arrival import COMPARED_MAX, Arrival, ArrivalLimits, Held
-from tensorhub_rollout.policy.fleet_loads import AssessmentLimits, RequestFacts
+from tensorhub_rollout.policy.fleet_loads import AssessmentLimits
 from tensorhub_rollout.policy.lengths import Knowledge, LengthEstimate
 from tensorhub_rollout.policy.moving import MoveLimits
 from tensorhub_rollout.policy.plateau import StepModel
+from tensorhub_rollout.policy.request_facts import Facts, RequestFacts
 from tensorhub_rollout.policy.view import FleetView, InstanceView, MoveAction, PlaceAction, ReleaseAction
 
 STEPS = StepModel(0.005, 1e-4, 0.0)
@@ -40,21 +41,34 @@ def facts(
     steps: StepModel | None = STEPS,
     made: Mapping[int, int] | None = None,
     runners: tuple[str, ...] = ("a", "b", "c", "d"),
-) -> RequestFacts:
+) -> Facts:
     """Return what is known where lengths are sure."""
     has = made or {}
 
-    def estimate(request: RequestId) -> LengthEstimate:
-        index = request.index
-        return LengthEstimate(math.log(lengths.get(index, 100)), 1e-6, has.get(index, 0), Knowledge.JOB)
+    def of_one(request: RequestId) -> RequestFacts:
+        made = has.get(request.index, 0)
+        length = LengthEstimate(math.log(lengths.get(request.index, 100)), 1e-6, made, Knowledge.JOB)
+        return RequestFacts(length, made)
 
-    known = {} if steps is None else dict.fromkeys(runners, steps)
-    return RequestFacts(
-        known, estimate, lambda request: has.get(request.index, 0), lambda _: 0, lambda _: False, lambda _: False
-    )
+    return Facts({} if steps is None else dict.fromkeys(runners, steps), of_one)
 
 
-def placed(seen: FleetView, known: RequestFacts, limits: ArrivalLimits = LIMITS, now: float = 0.0) -> dict[int, str]:
+def changed(known: Facts, change: Callable[[RequestId, RequestFacts], RequestFacts]) -> Facts:
+    """Return the same, but for what is known of each request."""
+    return replace(known, of=lambda request: change(request, known.of(request)))
+
+
+def noted(known: Facts, asked: list[int]) -> Facts:
+    """Return the same, and note of which requests it is asked for."""
+
+    def note(request: RequestId, found: RequestFacts) -> RequestFacts:
+        asked.append(request.index)
+        return found
+
+    return changed(known, note)
+
+
+def placed(seen: FleetView, known: Facts, limits: ArrivalLimits = LIMITS, now: float = 0.0) -> dict[int, str]:
     actions = Arrival(limits).look(seen, known, now)
     return {each.request.index: each.runner for each in actions if isinstance(each, PlaceAction)}
 
@@ -99,7 +113,7 @@ def test_a_look_compares_some_instances_of_a_large_fleet_and_the_next_look_other
 
 def test_a_higher_priority_and_what_has_begun_come_first() -> None:
     known = facts({0: 900, 1: 10, 2: 20}, made={2: 5})
-    urgent = replace(known, priority=lambda request: int(request.index == 1))
+    urgent = changed(known, lambda request, each: each._replace(priority=int(request.index == 1)))
     seen = view(3, instance("a", slots=1))
     assert placed(seen, urgent) == {1: "a"}
     assert placed(seen, known) == {2: "a"}
@@ -108,8 +122,9 @@ def test_a_higher_priority_and_what_has_begun_come_first() -> None:
 def test_where_more_wait_than_there_are_slots_the_first_of_a_group_tells_of_the_others() -> None:
     # Two groups of three, of which nothing is known; what is known of the third lets expect short responses.
     lengths = {**dict.fromkeys(range(6), 100), **dict.fromkeys((6, 7, 8), 10)}
-    groups = replace(facts(lengths), is_first=lambda request: request.index % 3 == 0)
-    own = replace(groups, estimate=lambda each: replace(groups.estimate(each), knowledge=Knowledge.FINISHED))
+    groups = changed(facts(lengths), lambda request, each: each._replace(is_first=request.index % 3 == 0))
+    finished = Knowledge.FINISHED
+    own = changed(groups, lambda _, each: each._replace(length=replace(each.length, knowledge=finished)))
     few = view(9, instance("a", slots=2))
     assert placed(few, groups) == {0: "a", 3: "a"}
     assert placed(few, own) == {0: "a", 1: "a"}
@@ -121,10 +136,9 @@ def test_where_more_wait_than_there_are_slots_the_first_of_a_group_tells_of_the_
 def test_siblings_are_put_in_order_once_more_as_their_first_ends() -> None:
     lengths, known = dict.fromkeys(range(51), 100), Knowledge.JOB
     policy, there = Arrival(LIMITS), instance("a", (50,), slots=1)
-    seen = replace(
+    seen = changed(
         facts(lengths, runners=("a",)),
-        is_first=lambda request: request.index % 20 == 0,
-        estimate=lambda request: LengthEstimate(math.log(lengths[request.index]), 1e-6, 0, known),
+        lambda request, each: RequestFacts(replace(each.length, knowledge=known), is_first=request.index % 20 == 0),
     )
     assert policy.look(view(40, there), seen, 0.0) == ()
     # The first of the second group has come to 900 tokens, so that its siblings are expected to.
@@ -260,7 +274,7 @@ def test_what_waits_does_not_count_again_at_each_look() -> None:
 # ---------------------------------------------------------------------------------------------- moving
 
 
-def moves(seen: FleetView, known: RequestFacts, limits: ArrivalLimits = LIMITS) -> list[tuple[int, str, str]]:
+def moves(seen: FleetView, known: Facts, limits: ArrivalLimits = LIMITS) -> list[tuple[int, str, str]]:
     actions = Arrival(limits).look(seen, known, 0.0)
     return [(each.request.index, each.source, each.target) for each in actions if isinstance(each, MoveAction)]
 
@@ -343,7 +357,7 @@ def test_all_is_ordered_and_assessed_within_some_looks() -> None:
         instance(name, tuple(range(1000 * (at + 1), 1000 * (at + 1) + 200)), slots=200)
         for at, name in enumerate(runners)
     )
-    for look in range(8):
+    for look in range(-(-len(runners) * 200 // LIMITS.assessments.new_max)):
         policy.look(view(count, *there), known, 0.02 * look)
     assert all(policy.loads()[name].busy_s > 0 for name in runners)
 
@@ -351,9 +365,9 @@ def test_all_is_ordered_and_assessed_within_some_looks() -> None:
 # ---------------------------------------------------------------------------------------------- what is due
 
 
-def due(known: RequestFacts, *indices: int) -> RequestFacts:
+def due(known: Facts, *indices: int) -> Facts:
     """Return the facts where these were submitted before the trainer's step began."""
-    return replace(known, is_due=lambda request: request.index in indices)
+    return changed(known, lambda request, each: each._replace(is_due=request.index in indices))
 
 
 def test_what_is_due_comes_before_longer_responses() -> None:
@@ -400,14 +414,8 @@ def test_a_request_that_has_moved_stays_for_a_while() -> None:
 
 
 def test_where_no_instance_may_begin_anything_nothing_is_estimated_at_each_look() -> None:
-    asked: list[RequestId] = []
-    known = facts({})
-
-    def counted(request: RequestId) -> LengthEstimate:
-        asked.append(request)
-        return known.estimate(request)
-
-    counting = replace(known, estimate=counted)
+    asked: list[int] = []
+    counting = noted(facts({}), asked)
     seen = view(200, arriving("a", None), arriving("b", 3.0), newest=2)
     policy = Arrival(LIMITS)
     policy.look(seen, counting, 0.0)
@@ -430,13 +438,7 @@ def test_what_is_for_one_version_alone_is_placed_though_all_else_has_to_wait() -
 
 def test_what_is_held_is_looked_at_again_only_once_something_has_changed() -> None:
     asked: list[int] = []
-    known = facts(dict.fromkeys(range(9), 200))
-
-    def counted(request: RequestId) -> LengthEstimate:
-        asked.append(request.index)
-        return known.estimate(request)
-
-    counting = replace(known, estimate=counted)
+    counting = noted(facts(dict.fromkeys(range(9), 200)), asked)
     waiting, policy = (3, 5, 7), Arrival(LIMITS)
     here, comes = instance("a", slots=60, pending=tuple(map(of, range(100, 114))), version=2), arriving("b", 0.05)
     policy.look(view(waiting, here, comes, newest=2), counting, 0.0)

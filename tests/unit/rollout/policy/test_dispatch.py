@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_rollout.core.waiting import WaitingQueue
 from tensorhub_rollout.policy import ranking
-from tensorhub_rollout.policy.balancing import PLACED_MAX, BalancingLimits
-from tensorhub_rollout.policy.dispatch import DIVIDED_S, GONE_MAX, Pools, dispatch
+from tensorhub_rollout.policy.balancing import BalancingLimits
+from tensorhub_rollout.policy.dispatch import DIVIDED_S, GONE_MAX, PLACED_MAX, Pools, dispatch
 from tensorhub_rollout.policy.lengths import Knowledge, LengthEstimate
 from tensorhub_rollout.policy.plateau import StepModel
 from tensorhub_rollout.policy.ranking import LOOKS_A_ROUND, NEW_MAX, SAMPLE_MAX, Expected
+from tensorhub_rollout.policy.request_facts import Facts, RequestFacts
 from tensorhub_rollout.policy.view import FleetView, InstanceView, PlaceAction, ReleaseAction
 
 LIMITS = BalancingLimits(pending_max=100)
@@ -27,14 +28,23 @@ def requests(number: int) -> tuple[RequestId, ...]:
     return tuple(RequestId(1, next(NUMBERS)) for _ in range(number))
 
 
-def known(tokens: Mapping[RequestId, float]) -> Callable[[RequestId], LengthEstimate]:
-    """Return estimates that are right to a thousandth."""
-    return lambda of: LengthEstimate(math.log(tokens[of]), 0.001, 0, Knowledge.FINISHED)
-
-
 def flat(_: RequestId) -> int:
     """Return one priority for all."""
     return 0
+
+
+def known(
+    tokens: Mapping[RequestId, float],
+    steps: Mapping[str, StepModel] | None = None,
+    priority: Callable[[RequestId], int] = flat,
+) -> Facts:
+    """Return estimates that are right to a thousandth."""
+
+    def of(request: RequestId) -> RequestFacts:
+        length = LengthEstimate(math.log(tokens[request]), 0.001, 0, Knowledge.FINISHED)
+        return RequestFacts(length, priority=priority(request))
+
+    return Facts(steps or {}, of)
 
 
 def idle(*names: str, slots: int = 16) -> tuple[InstanceView, ...]:
@@ -46,7 +56,7 @@ def test_the_tail_has_instances_of_its_own_and_the_longest_go_first() -> None:
     long, short = requests(20), requests(80)
     tokens = {of: 1000.0 + at for at, of in enumerate(long)} | dict.fromkeys(short, 100.0)
     view = FleetView((*short, *long), idle("a", "b", "c", "d"), 1)
-    actions, pools = dispatch(view, known(tokens), dict.fromkeys("abcd", STEPS), Pools(), LIMITS, flat, 0.0)
+    actions, pools = dispatch(view, known(tokens, dict.fromkeys("abcd", STEPS)), Pools(), LIMITS, 0.0)
     assert pools.tail == {"a", "b", "c"}
     placed = [each for each in actions if isinstance(each, PlaceAction)]
     assert {each.runner for each in placed if each.request in long} == pools.tail
@@ -61,27 +71,27 @@ def test_when_the_short_ones_are_done_all_instances_serve_the_tail_and_those_tha
     tokens = dict.fromkeys(long, 1000.0)
     instances = (InstanceView("a", 16, (), long[:16]), InstanceView("b", 16, (), ()))
     before = Pools(frozenset({"b"}))
-    _, pools = dispatch(FleetView(long[16:], instances, 1), known(tokens), {}, before, LIMITS, flat, 0.0)
+    _, pools = dispatch(FleetView(long[16:], instances, 1), known(tokens), before, LIMITS, 0.0)
     assert "b" in pools.tail
-    _, pools = dispatch(FleetView(long[16:18], instances[1:], 1), known(tokens), {}, before, LIMITS, flat, 0.0)
+    _, pools = dispatch(FleetView(long[16:18], instances[1:], 1), known(tokens), before, LIMITS, 0.0)
     assert pools.tail <= {"b"}
-    _, pools = dispatch(FleetView((), instances, 1), known(tokens), {}, before, LIMITS, flat, 0.0)
+    _, pools = dispatch(FleetView((), instances, 1), known(tokens), before, LIMITS, 0.0)
     assert pools.tail <= {"a", "b"}
-    assert dispatch(FleetView((), idle("a"), 1), known({}), {}, before, LIMITS, flat, 0.0)[1].tail == frozenset()
+    assert dispatch(FleetView((), idle("a"), 1), known({}), before, LIMITS, 0.0)[1].tail == frozenset()
 
 
 def test_a_fleet_is_divided_anew_after_a_while_and_where_instances_come_or_go() -> None:
     long, short = requests(4), requests(16)
     tokens = dict.fromkeys(long, 1000.0) | dict.fromkeys(short, 10.0)
     everything, tail = FleetView((*long, *short), idle("a", "b"), 1), FleetView(long, idle("a", "b"), 1)
-    _, first = dispatch(everything, known(tokens), {}, Pools(), LIMITS, flat, 5.0)
+    _, first = dispatch(everything, known(tokens), Pools(), LIMITS, 5.0)
     assert (first.among, first.divided_at) == (frozenset("ab"), 5.0)
     assert first.tail_least[1] == long[-1]
-    _, then = dispatch(tail, known(tokens), {}, first, LIMITS, flat, 5.0 + DIVIDED_S / 2)
+    _, then = dispatch(tail, known(tokens), first, LIMITS, 5.0 + DIVIDED_S / 2)
     assert (then.tail, then.tail_least, then.divided_at) == (first.tail, first.tail_least, 5.0)
-    _, again = dispatch(tail, known(tokens), {}, first, LIMITS, flat, 5.0 + DIVIDED_S)
+    _, again = dispatch(tail, known(tokens), first, LIMITS, 5.0 + DIVIDED_S)
     assert again.divided_at == 5.0 + DIVIDED_S
-    _, other = dispatch(FleetView(long, idle("a"), 1), known(tokens), {}, first, LIMITS, flat, 5.1)
+    _, other = dispatch(FleetView(long, idle("a"), 1), known(tokens), first, LIMITS, 5.1)
     assert (other.among, other.divided_at) == (frozenset("a"), 5.1)
 
 
@@ -90,7 +100,7 @@ def test_an_instance_that_goes_away_gives_all_back_and_takes_nothing() -> None:
     leaving = InstanceView("a", 8, (one,), (two,), takes_more=False, is_leaving=True)
     (waiting,) = requests(1)
     view = FleetView((waiting,), (leaving, *idle("b")), 1)
-    actions, _ = dispatch(view, known({one: 5.0, two: 9.0, waiting: 7.0}), {}, Pools(), LIMITS, flat, 0.0)
+    actions, _ = dispatch(view, known({one: 5.0, two: 9.0, waiting: 7.0}), Pools(), LIMITS, 0.0)
     assert {each.request for each in actions if isinstance(each, ReleaseAction)} == {one, two}
     assert [each.runner for each in actions if isinstance(each, PlaceAction)] == ["b"]
 
@@ -100,10 +110,10 @@ def test_what_may_kill_its_instance_is_tried_alone_and_room_is_made_for_it() -> 
     tokens = {suspect: 100.0, other: 10.0, busy: 10.0}
     alone = frozenset({suspect})
     view = FleetView((other, suspect), idle("a"), 1, alone)
-    actions, _ = dispatch(view, known(tokens), {}, Pools(), LIMITS, flat, 0.0)
+    actions, _ = dispatch(view, known(tokens), Pools(), LIMITS, 0.0)
     assert [each.request for each in actions if isinstance(each, PlaceAction)] == [suspect]
     view = FleetView((other, suspect), (InstanceView("a", 8, (busy,), ()),), 1, alone)
-    assert dispatch(view, known(tokens), {}, Pools(), LIMITS, flat, 0.0)[0] == (), "a is to be free for it"
+    assert dispatch(view, known(tokens), Pools(), LIMITS, 0.0)[0] == (), "a is to be free for it"
 
 
 def test_what_has_priority_goes_first_and_what_is_for_one_version_goes_where_that_is() -> None:
@@ -112,7 +122,7 @@ def test_what_has_priority_goes_first_and_what_is_for_one_version_goes_where_tha
     kept = InstanceView("kept", 8, (), (), version=1, version_wanted=1)
     new = InstanceView("new", 8, (), (), version=2)
     view = FleetView((long, urgent, old), (kept, new), 1, pinned={old: 1}, demand={1: 1}, newest=2)
-    actions, pools = dispatch(view, known(tokens), {}, Pools(), LIMITS, lambda of: int(of == urgent), 0.0)
+    actions, pools = dispatch(view, known(tokens, priority=lambda of: int(of == urgent)), Pools(), LIMITS, 0.0)
     assert [(each.request, each.runner) for each in actions if isinstance(each, PlaceAction)] == [
         (urgent, "new"),
         (old, "kept"),
@@ -126,22 +136,22 @@ def test_what_has_come_since_takes_its_place_and_what_is_placed_counts_until_the
     tokens = {of: 100.0 * (1 + at) for at, of in enumerate((*known_ones, *late))}
     limits = BalancingLimits(pending_max=1)
     view = FleetView(known_ones, idle("a"), 1)
-    actions, pools = dispatch(view, known(tokens), {}, Pools(), limits, flat, 0.0)
+    actions, pools = dispatch(view, known(tokens), Pools(), limits, 0.0)
     assert [each.request for each in actions if isinstance(each, PlaceAction)] == [known_ones[2]]
     assert 299 < pools.load["a"] < 301
     view = FleetView((*known_ones[:2], *late), (InstanceView("a", 8, (), known_ones[2:]),), 1)
-    actions, pools = dispatch(view, known(tokens), {}, pools, limits, flat, 0.1)
+    actions, pools = dispatch(view, known(tokens), pools, limits, 0.1)
     assert [each.request for each in actions if isinstance(each, PlaceAction)] == [*late]
     assert 699 < pools.load["a"] < 701
     full = FleetView(known_ones[:2], (InstanceView("a", 8, late, known_ones[2:]),), 1)
-    assert dispatch(full, known(tokens), {}, pools, limits, flat, 0.2)[0] == ()
+    assert dispatch(full, known(tokens), pools, limits, 0.2)[0] == ()
 
 
 def test_where_all_are_expected_to_be_equal_the_whole_fleet_works() -> None:
     """Nothing is known of new prompts: a fifth of them is the tail all the same, and no more."""
     new = requests(100)
     view = FleetView(new, idle("a", "b", "c", "d"), 1)
-    actions, pools = dispatch(view, known(dict.fromkeys(new, 256.0)), {}, Pools(), LIMITS, flat, 0.0)
+    actions, pools = dispatch(view, known(dict.fromkeys(new, 256.0)), Pools(), LIMITS, 0.0)
     placed = [each for each in actions if isinstance(each, PlaceAction)]
     assert {each.runner for each in placed} == set("abcd")
     tail = [each for each in placed if "of the tail" in each.reason]
@@ -156,7 +166,7 @@ def test_an_instance_without_work_takes_of_the_other_part() -> None:
     busy = InstanceView("b", 8, at_work, ())
     limits = BalancingLimits(pending_max=1)
     view = FleetView(short, (*idle("a"), busy), 1)
-    placed = dispatch(view, known(tokens), {}, pools, limits, flat, 0.1)[0]
+    placed = dispatch(view, known(tokens), pools, limits, 0.1)[0]
     assert [each.runner for each in placed if isinstance(each, PlaceAction)] == ["a"]
 
 
@@ -169,10 +179,10 @@ def test_priority_holds_for_what_has_come_since_too() -> None:
         return int(of in first)
 
     full = FleetView(first, (InstanceView("a", 8, busy, ()),), 1)
-    actions, pools = dispatch(full, known(tokens), {}, Pools(), limits, priority, 0.0)
+    actions, pools = dispatch(full, known(tokens, priority=priority), Pools(), limits, 0.0)
     assert actions == ()
     view = FleetView((*first, *late), idle("a"), 1)
-    actions, _ = dispatch(view, known(tokens), {}, pools, limits, priority, 0.1)
+    actions, _ = dispatch(view, known(tokens, priority=priority), pools, limits, 0.1)
     assert [each.request in first for each in actions if isinstance(each, PlaceAction)] == [True]
 
 
@@ -181,11 +191,11 @@ def test_what_is_still_to_be_made_is_the_load() -> None:
     nearly, fresh = requests(2)
     tokens, made = {nearly: 10_000.0, fresh: 1500.0}, {nearly: 9900}
 
-    def estimate(of: RequestId) -> LengthEstimate:
-        return LengthEstimate(math.log(tokens[of]), 0.001, made.get(of, 0), Knowledge.FINISHED)
+    def facts(of: RequestId) -> RequestFacts:
+        return RequestFacts(LengthEstimate(math.log(tokens[of]), 0.001, made.get(of, 0), Knowledge.FINISHED))
 
     instances = InstanceView("a", 8, (), (nearly,)), InstanceView("b", 8, (), (fresh,))
-    _, pools = dispatch(FleetView((), instances, 1), estimate, {}, Pools(), LIMITS, flat, 0.0)
+    _, pools = dispatch(FleetView((), instances, 1), Facts({}, facts), Pools(), LIMITS, 0.0)
     assert 90 < pools.load["a"] < 110
     assert 1490 < pools.load["b"] < 1510
 
@@ -198,7 +208,7 @@ def test_what_is_pinned_and_tried_alone_makes_room_where_its_version_is() -> Non
     view = FleetView(
         (suspect, other), (kept, new), 1, frozenset({suspect}), pinned={suspect: 1}, demand={1: 1}, newest=2
     )
-    actions, _ = dispatch(view, known(tokens), {}, Pools(), LIMITS, flat, 0.0)
+    actions, _ = dispatch(view, known(tokens), Pools(), LIMITS, 0.0)
     assert [(each.request, each.runner) for each in actions if isinstance(each, PlaceAction)] == [(other, "new")]
 
 
@@ -208,13 +218,13 @@ def test_a_look_places_no_more_than_its_limit_and_those_that_are_estimated() -> 
     tokens = {of: 10.0 + at for at, of in enumerate(waiting)}
     pools, placed, now = Pools(), list[PlaceAction](), 0.0
     full = tuple(InstanceView(each.runner, 16, (), (), takes_more=False) for each in fleet)
-    for number in range(2):
-        _, pools = dispatch(FleetView(waiting, full, 1), known(tokens), {}, pools, LIMITS, flat, now)
+    for number in range(len(waiting) // NEW_MAX):
+        _, pools = dispatch(FleetView(waiting, full, 1), known(tokens), pools, LIMITS, now)
         assert len(pools.expected.ranked) == NEW_MAX * (1 + number)
     while len(placed) < len(waiting):
         gone = {each.request for each in placed}
         view = FleetView(tuple(of for of in waiting if of not in gone), fleet, 1)
-        actions, pools = dispatch(view, known(tokens), {}, pools, LIMITS, flat, now)
+        actions, pools = dispatch(view, known(tokens), pools, LIMITS, now)
         assert 0 < len(actions) <= PLACED_MAX
         assert len(pools.expected.ranked) + len(actions) <= len(view.waiting)
         placed += [each for each in actions if isinstance(each, PlaceAction)]
@@ -231,7 +241,7 @@ def test_what_waits_is_ranked_anew_in_its_turn_and_what_is_gone_is_forgotten() -
     expected, pools = None, Pools()
     for number in range(2 * LOOKS_A_ROUND):
         view = FleetView(waiting[: 300 - 100 * (number > 0)], full, 1)
-        _, pools = dispatch(view, known(tokens), {}, pools, LIMITS, flat, number / 1000)
+        _, pools = dispatch(view, known(tokens), pools, LIMITS, number / 1000)
         expected = pools.expected
         tokens[waiting[150]] = 5000.0
     assert expected is not None
@@ -249,7 +259,7 @@ def test_a_sample_stands_for_all(count: int, at_work: tuple[int, int], is_large:
     tokens = {of: 1.0 + at for at, of in enumerate((*waiting, *(of for each in there for of in each.executing)))}
     expected, view = Expected(), FleetView(waiting, there, 1)
     for _ in range(6):
-        expected.look(view, known(tokens), flat)
+        expected.look(view, known(tokens))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ranking, "WALKED_MAX", 0 if is_large else count)
         found, each_is = expected.sampled()
@@ -266,7 +276,7 @@ def test_the_longest_first_ends_within_a_third_of_the_best(lengths: list[int], n
     waiting, names = requests(len(lengths)), "abc"[:number]
     tokens = dict(zip(waiting, map(float, lengths), strict=True))
     pools = Pools(among=frozenset(names), divided_at=0.0)
-    actions, _ = dispatch(FleetView(waiting, idle(*names), 1), known(tokens), {}, pools, LIMITS, flat, 0.1)
+    actions, _ = dispatch(FleetView(waiting, idle(*names), 1), known(tokens), pools, LIMITS, 0.1)
     placed = {each.request: each.runner for each in actions if isinstance(each, PlaceAction)}
     assert placed.keys() == {*waiting}
     ends = max(sum(tokens[of] for of, runner in placed.items() if runner == name) for name in names)
@@ -301,7 +311,7 @@ def test_whatever_the_fleet_is_no_limit_is_passed_and_no_request_placed_twice(da
     view = FleetView(waiting, tuple(instances), 1, pinned=pinned, newest=2)
     steps = {name: STEPS for name in names if data.draw(st.booleans())}
     limits = BalancingLimits(pending_max=3)
-    actions, pools = dispatch(view, known(tokens), steps, Pools(frozenset("ab")), limits, flat, 0.0)
+    actions, pools = dispatch(view, known(tokens, steps), Pools(frozenset("ab")), limits, 0.0)
     placed = [each for each in actions if isinstance(each, PlaceAction)]
     by_name = {each.runner: each for each in instances}
     assert len({each.request for each in placed}) == len(placed)
@@ -321,7 +331,7 @@ def test_equal_views_are_ranked_in_one_order_in_each_process() -> None:
     waiting = requests(64)
     view = FleetView(waiting, idle("a"), 1)
     expected = Expected()
-    expected.look(view, known(dict.fromkeys(waiting, 100.0)), flat)
+    expected.look(view, known(dict.fromkeys(waiting, 100.0)))
     assert [*expected.ranked] == [*waiting]
 
 
@@ -346,7 +356,7 @@ class Queue:
         return FleetView(waiting, instances, 1, waiting_since=lambda number: self.queue.since("policy", number))
 
     def look(self) -> set[RequestId]:
-        self.expected.look(self.view(), known(self.tokens), flat)
+        self.expected.look(self.view(), known(self.tokens))
         return {*self.expected.ranked}
 
 
@@ -377,12 +387,12 @@ def test_a_look_passes_over_a_bounded_number_of_requests_that_have_gone() -> Non
     queue.put(*reversed(waiting))
     pools = Pools(divided_at=0.0)
     full = InstanceView("a", 16, (), (), takes_more=False)
-    for _ in range(5):
-        _, pools = dispatch(queue.view(full), known(queue.tokens), {}, pools, LIMITS, flat, 0.0)
+    for _ in range(-(-len(waiting) // NEW_MAX)):
+        _, pools = dispatch(queue.view(full), known(queue.tokens), pools, LIMITS, 0.0)
     queue.discard(*waiting[:-1])
     placed = []
     for _ in range(3):
-        actions, pools = dispatch(queue.view(*idle("a")), known(queue.tokens), {}, pools, LIMITS, flat, 0.1)
+        actions, pools = dispatch(queue.view(*idle("a")), known(queue.tokens), pools, LIMITS, 0.1)
         placed.append([each.request for each in actions if isinstance(each, PlaceAction)])
     assert placed[:2] == [[], [waiting[-1]]]
     assert waiting[0] not in pools.expected.ranked

@@ -7,9 +7,10 @@ import pytest
 
 from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_rollout.policy.finish_times import LEFT_MIN, Work
-from tensorhub_rollout.policy.fleet_loads import AssessmentLimits, FleetLoads, RequestFacts
+from tensorhub_rollout.policy.fleet_loads import AssessmentLimits, FleetLoads
 from tensorhub_rollout.policy.lengths import Knowledge, LengthEstimate
 from tensorhub_rollout.policy.plateau import StepModel
+from tensorhub_rollout.policy.request_facts import Facts, RequestFacts
 from tensorhub_rollout.policy.view import FleetView, InstanceView
 
 STEPS = StepModel(0.01, 0.001, 0.0)
@@ -28,13 +29,13 @@ class Fleet:
         self.loads, self.asked = FleetLoads(limits), list[int]()
         self.steps: dict[str, StepModel] = {"a": STEPS, "b": STEPS}
 
-    def _estimate(self, request: RequestId) -> LengthEstimate:
+    def _of(self, request: RequestId) -> RequestFacts:
         self.asked.append(request.index)
-        return LengthEstimate(math.log(LENGTH), 1e-6, 0, Knowledge.JOB)
+        return RequestFacts(LengthEstimate(math.log(LENGTH), 1e-6, 0, Knowledge.JOB))
 
     @property
-    def facts(self) -> RequestFacts:
-        return RequestFacts(self.steps, self._estimate, lambda _: 0, lambda _: 0, lambda _: False, lambda _: False)
+    def facts(self) -> Facts:
+        return Facts(self.steps, self._of)
 
     def look(self, now: float, **executing: range) -> list[int]:
         """Look, and return which requests were looked at."""
@@ -42,6 +43,11 @@ class Fleet:
         there = tuple(InstanceView(name, 64, (), tuple(map(of, each))) for name, each in executing.items())
         self.loads.look(FleetView((), there, 1), self.facts, now)
         return [*self.asked]
+
+    def finish_s(self, runner: str) -> float:
+        """Return when an instance is done."""
+        finish, _ = self.loads.finish_and_busy_s((runner,))
+        return finish[0][0]
 
 
 def expected_s(requests: int) -> float:
@@ -52,7 +58,7 @@ def test_a_leader_that_begins_looks_at_more_and_then_at_the_oldest_first_a_few_a
     fleet = Fleet()
     assert fleet.look(0.0, a=range(6), b=range(10, 16)) == [0, 1, 2, 3, 4, 5, 10, 11]
     assert fleet.look(0.02, a=range(6), b=range(10, 16)) == [12, 13, 14, 15]
-    assert fleet.loads.finish_s(("b",))["b"] == pytest.approx(expected_s(6))
+    assert fleet.finish_s("b") == pytest.approx(expected_s(6))
     assert fleet.look(0.5, a=range(6), b=range(10, 16)) == [], "all were looked at within the last second"
     assert fleet.look(1.1, a=range(6), b=range(10, 16)) == [0, 1, 2, 3]
     assert fleet.look(1.2, a=range(6), b=range(10, 16)) == [4, 5, 10, 11]
@@ -61,9 +67,9 @@ def test_a_leader_that_begins_looks_at_more_and_then_at_the_oldest_first_a_few_a
 def test_what_is_not_looked_at_again_is_done_as_it_was_predicted() -> None:
     fleet = Fleet(msgspec.structs.replace(LIMITS, assessed_s=1e9))
     fleet.look(0.0, a=range(6))
-    assert fleet.loads.finish_s(("a",))["a"] == pytest.approx(expected_s(6))
+    assert fleet.finish_s("a") == pytest.approx(expected_s(6))
     fleet.look(0.5, a=range(6))
-    assert fleet.loads.finish_s(("a",))["a"] == pytest.approx(expected_s(6) - 0.5, rel=1e-4)
+    assert fleet.finish_s("a") == pytest.approx(expected_s(6) - 0.5, rel=1e-4)
     assert fleet.loads.load("a").finish_s(STEPS) == pytest.approx(expected_s(6) - 0.5, rel=1e-4)
     # However late the next look comes: what was not looked at is not done.
     fleet.look(0.9 * expected_s(6), a=range(6))
@@ -79,7 +85,7 @@ def test_what_is_placed_while_an_instance_is_assessed_counts_once() -> None:
     fleet.loads.add("a", Work(LENGTH, LENGTH**2, LENGTH, 0.0), is_due=False)
     fleet.look(1.51, a=range(13))
     fleet.look(1.52, a=range(13))
-    found_s = fleet.loads.finish_s(("a",))["a"]
+    found_s = fleet.finish_s("a")
     assert found_s == pytest.approx(expected_s(13)), "12 from the view, one that was placed since"
 
 
@@ -103,7 +109,7 @@ def test_once_steps_are_measured_all_is_assessed_anew() -> None:
     assert not fleet.loads.is_measured
     fleet.steps = {"a": STEPS}
     assert fleet.look(0.02, a=range(6)) == [*range(6)]
-    assert fleet.loads.finish_s(("a",))["a"] == pytest.approx(expected_s(6))
+    assert fleet.finish_s("a") == pytest.approx(expected_s(6))
 
 
 def test_an_instance_may_be_assessed_whole_once_its_assessment_is_old() -> None:
@@ -115,6 +121,6 @@ def test_an_instance_may_be_assessed_whole_once_its_assessment_is_old() -> None:
     fleet.look(1.5, a=range(5), b=range(20, 22))
     assert fleet.loads.is_old("a")
     fleet.loads.assess("a", fleet.facts)
-    assert fleet.loads.finish_s(("a",))["a"] == pytest.approx(expected_s(5))
+    assert fleet.finish_s("a") == pytest.approx(expected_s(5))
     assert not fleet.loads.is_old("a")
     assert fleet.look(1.6, a=range(5), b=range(20, 22)) == [20, 21]
