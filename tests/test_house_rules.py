@@ -206,23 +206,37 @@ def test_the_architecture_names_every_package(package: str) -> None:
 SEAM: Final = re.compile(r"`(\w+)`")
 
 
-def seams_of(package: Path) -> set[str]:
-    """Return the modules that a package's docstring names as its seams."""
+def seams_of(package: Path, root: Path) -> set[str]:
+    """Return the modules that a package's docstring names as its seams; `root`: where names of modules begin."""
     _, _, named = (package / "__init__.py").read_text().partition("Seams: ")
-    return {f"{package.parent.name}.{package.name}.{module}" for module in SEAM.findall(named)}
+    dotted = ".".join(package.relative_to(root.parent).parts)
+    return {f"{dotted}.{module}" for module in SEAM.findall(named)}
 
 
-@pytest.mark.parametrize("service", ["planner", "registry", "rollout", "runner"])
-def test_unit_tests_of_a_service_import_its_seams_alone(service: str) -> None:
+SEAMED: Final = {
+    **{
+        f"services/{each}/tensorhub_{each}": f"tests/unit/{each}"
+        for each in ("planner", "registry", "rollout", "runner")
+    },
+    "simulator/tensorhub_simulator/rollout_performance": "tests/unit/simulator/rollout_performance",
+}
+"""Packages all of whose own packages name their seams, with their tests."""
+
+
+@pytest.mark.parametrize("package", SEAMED)
+def test_unit_tests_of_a_package_import_its_seams_alone(package: str) -> None:
     """So that a module inside a package is renamed without a change of tests."""
-    root = ROOT / "services" / service / f"tensorhub_{service}"
-    seams = set().union(*(seams_of(package.parent) for package in root.rglob("__init__.py") if package.parent != root))
+    folder = ROOT / package
+    root = next(each for each in (folder, *folder.parents) if not (each.parent / "__init__.py").exists())
+    dotted = ".".join(folder.relative_to(root.parent).parts)
+    seams = set().union(*(seams_of(each.parent, root) for each in folder.rglob("__init__.py")))
     found = set()
-    for path in python_files(f"tests/unit/{service}"):
+    for path in python_files(SEAMED[package]):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(root.name):
+            if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"{dotted}."):
                 module = str(node.module)
-                modules = {module} if module.count(".") > 1 else {f"{module}.{each.name}" for each in node.names}
+                is_package = (root.parent / module.replace(".", "/")).is_dir()
+                modules = {f"{module}.{each.name}" for each in node.names} if is_package else {module}
                 found |= {(name_of(path), each) for each in modules - seams}
     assert not found
-    assert len(seams) > len(list(root.iterdir())) / 2
+    assert len(seams) > len([*folder.glob("*/__init__.py")])

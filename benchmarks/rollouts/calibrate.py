@@ -23,8 +23,9 @@ from benchmarks import page
 from benchmarks.rollouts.policies import Compared, at_least, compared, runs_in, write
 from benchmarks.rollouts.trained_job import LOOK_S, Took, Workload, middle
 from tensorhub_common.protocol.rollout.entries import PolicyName
-from tensorhub_simulator.rollout_performance.config import Messages, Scenario
-from tensorhub_simulator.rollout_performance.job import JobRun
+from tensorhub_simulator.rollout_performance.config.scenario import Messages, Scenario
+from tensorhub_simulator.rollout_performance.job.job import JobRun
+from tensorhub_simulator.rollout_performance.systems.systems import DRIVES
 
 PAGE: Final = page.DOCS / "simulate.md"
 RUNNERS: Final = (2, 4, 8)
@@ -37,7 +38,7 @@ class SimulatedJob(JobRun):
     """A simulated job of a workload, whose machines run from the beginning and are killed as there."""
 
     def __init__(self, scenario: Scenario, workload: Workload, policy: PolicyName) -> None:
-        super().__init__(scenario, policy)
+        super().__init__(scenario, DRIVES[policy])
         self._kills = workload.killed()
         for number in range(workload.runners):
             self._start(f"runner-{number}", is_local=False)

@@ -1,7 +1,7 @@
 """One job on a real hub: runners with the torch engine, a trainer that takes responses step by step, and kills.
 
 The trainer's own work takes `token_s` for each token and no processor, so that the runners have all of it. It works as
-the simulator's does (`rollout_performance.trainer`): a step's prompts are submitted together, it trains what has come,
+the simulator's does (`rollout_performance.job`): a step's prompts are submitted together, it trains what has come,
 at least a micro-batch at a time, and publishes once it has trained all. Runners are killed where the trainer has got so
 many responses, which is the same place with each policy.
 
@@ -38,9 +38,9 @@ from tensorhub_common.protocol.rollout.payloads import request_seed
 from tensorhub_rollout.policy.plateau import StepModel
 from tensorhub_runner.engines.schedule import EngineLimits
 from tensorhub_runner.engines.torch_engine import TorchEngine
-from tensorhub_simulator.rollout_performance import draws
-from tensorhub_simulator.rollout_performance.config import Lengths, Price, Scenario, Spot, Trainer
-from tensorhub_simulator.rollout_performance.engine_model import EngineCosts
+from tensorhub_simulator.rollout_performance.config.engine_costs import EngineCosts
+from tensorhub_simulator.rollout_performance.config.scenario import Lengths, Price, Scenario, Spot, Trainer
+from tensorhub_simulator.rollout_performance.models import draws
 
 JOB: Final = "default"
 MODEL: Final = "policy"

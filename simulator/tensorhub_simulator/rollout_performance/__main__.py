@@ -19,12 +19,13 @@ from tensorhub_common.errors import TensorHubError
 from tensorhub_simulator.performance.__main__ import BY_SIGNAL, WIDTH, Parser, print_safely, raise_interrupts, read_text
 from tensorhub_simulator.performance.parallel import Bar, side_by_side
 from tensorhub_simulator.performance.svg import check
-from tensorhub_simulator.rollout_performance.allocate import Split, splits
-from tensorhub_simulator.rollout_performance.cases import SEEDS_MAX, Case, Finding, cases, run, size_of
-from tensorhub_simulator.rollout_performance.config import Scenario, ScenarioError, System, decode, with_trace
-from tensorhub_simulator.rollout_performance.job import Report
-from tensorhub_simulator.rollout_performance.picture import draw
-from tensorhub_simulator.rollout_performance.tables import allocation, allocation_objects, objects, tables
+from tensorhub_simulator.rollout_performance.comparison import allocation_tables
+from tensorhub_simulator.rollout_performance.comparison.cases import SEEDS_MAX, Case, Finding, cases, run, size_of
+from tensorhub_simulator.rollout_performance.comparison.picture import draw
+from tensorhub_simulator.rollout_performance.comparison.tables import objects, tables
+from tensorhub_simulator.rollout_performance.config.scenario import Scenario, ScenarioError, System, decode, with_trace
+from tensorhub_simulator.rollout_performance.measures.report import Report
+from tensorhub_simulator.rollout_performance.sizing.allocate import Split, splits
 
 FOLDER: Final = Path(__file__).with_name("scenarios")
 TRACES: Final = Path(__file__).with_name("traces")
@@ -80,11 +81,11 @@ def allocate(options: argparse.Namespace) -> None:
         reports = iter(side_by_side(run, flat, size_of, min(options.processes, len(flat)), bar.done))
     found: list[tuple[Split, list[Report]]] = [(each, [next(reports) for _ in systems]) for each in todo]
     if options.json:
-        for each in allocation_objects(found):
+        for each in allocation_tables.objects(found):
             sys.stdout.write(msgspec.json.encode(each).decode() + "\n")
         return
     console = Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else WIDTH)
-    for part in allocation(found, systems):
+    for part in allocation_tables.tables(found, systems):
         console.print(part)
 
 

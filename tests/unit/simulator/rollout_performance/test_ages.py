@@ -2,7 +2,7 @@
 
 from tensorhub_common.protocol.rollout.entries import Attempt, RequestId
 from tensorhub_common.protocol.rollout.messages import TokenRun
-from tensorhub_simulator.rollout_performance.ages import AgeCounts, Ages
+from tensorhub_simulator.rollout_performance.measures.ages import AgeCounts, Ages
 
 
 def run(start: int, version: int) -> TokenRun:

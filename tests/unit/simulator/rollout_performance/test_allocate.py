@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorhub_simulator.rollout_performance.__main__ import main
-from tensorhub_simulator.rollout_performance.allocate import splits
-from tensorhub_simulator.rollout_performance.config import Scenario, ScenarioError, decode
-from tensorhub_simulator.rollout_performance.job import JobRun
-from tensorhub_simulator.rollout_performance.profile import generation_of, training_of
+from tensorhub_simulator.rollout_performance.config.scenario import Scenario, ScenarioError, decode
+from tensorhub_simulator.rollout_performance.sizing.allocate import splits
+from tensorhub_simulator.rollout_performance.sizing.profile import generation_of, training_of
+from tensorhub_simulator.rollout_performance.systems.systems import job_of
 
 JOB = b"""
 name: mine
@@ -67,7 +67,7 @@ def test_of_two_sites_the_slower_keeps_all_and_what_is_beside_differs_in_the_oth
 def test_a_profile_is_near_what_is_simulated() -> None:
     """The profile is a model of a model: within a factor of two here."""
     chosen = next(each for each in splits(job()) if each.is_chosen)
-    simulated = JobRun(chosen.scenario, "streamrl").run().step_s[-1]
+    simulated = job_of(chosen.scenario, "streamrl").run().step_s[-1]
     assert chosen.step_s / 2 < simulated < chosen.step_s * 2
 
 

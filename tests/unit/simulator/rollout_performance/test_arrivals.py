@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorhub_simulator.rollout_performance.arrivals import arrivals_s
-from tensorhub_simulator.rollout_performance.weights import Weights
+from tensorhub_simulator.rollout_performance.config.weights import Weights
+from tensorhub_simulator.rollout_performance.models.arrivals import arrivals_s
 
 WEIGHTS = Weights(gbytes=16.0, shards=2, nic_gbit_s=100)
 BYTES_S = 8.0 / (100 / 8 * 0.88)

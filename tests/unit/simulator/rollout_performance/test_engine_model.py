@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorhub_simulator.rollout_performance.engine_model import EngineCosts, EngineModel
+from tensorhub_simulator.rollout_performance.config.engine_costs import EngineCosts
+from tensorhub_simulator.rollout_performance.models.engine_model import EngineModel
 
 COSTS = EngineCosts(fixed_s=0.5, each_s=0.25, attention_s=0.0, prefill_tokens_per_s=10.0, slots=4)
 

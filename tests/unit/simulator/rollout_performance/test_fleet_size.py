@@ -5,8 +5,8 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from tensorhub_simulator.rollout_performance.config import Scenario, ScenarioError, decode
-from tensorhub_simulator.rollout_performance.job import JobRun
+from tensorhub_simulator.rollout_performance.config.scenario import Scenario, ScenarioError, decode
+from tensorhub_simulator.rollout_performance.systems.systems import job_of
 
 JOB = b"""
 name: growing
@@ -27,17 +27,17 @@ def job(**trainer: object) -> Scenario:
 
 
 def test_a_fleet_grows_with_its_responses_and_no_further_than_there_are() -> None:
-    found = JobRun(job(), "arrival").run()
+    found = job_of(job(), "arrival").run()
     assert found.instances[0] == 1 < found.instances[-1] <= 6
     assert all(abs(later - sooner) <= 1 for sooner, later in pairwise(found.instances))
     less = msgspec.structs.replace(job(), spot=msgspec.structs.replace(job().spot, changes=((0.0, 2),)))
-    assert max(JobRun(less, "arrival").run().instances) == 2
+    assert max(job_of(less, "arrival").run().instances) == 2
 
 
 def test_a_fleet_that_is_faster_than_its_trainer_gives_back_and_loses_nothing() -> None:
     scenario = job(token_s=0.02)
     scenario = msgspec.structs.replace(scenario, spot=msgspec.structs.replace(scenario.spot, delta_from=6))
-    found = JobRun(scenario, "arrival").run()
+    found = job_of(scenario, "arrival").run()
     assert found.instances[0] == 6 > found.instances[-1] >= 1
     assert found.made == found.tokens
     assert found.spot_s < 0.9 * 6 * found.seconds

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tensorhub_common.config.parsers import ArrivalTerm
-from tensorhub_simulator.rollout_performance.config import (
+from tensorhub_simulator.rollout_performance.config.scenario import (
     SYSTEMS_FIRST,
     Messages,
     Scenario,
@@ -15,8 +15,8 @@ from tensorhub_simulator.rollout_performance.config import (
     decode,
     with_trace,
 )
-from tensorhub_simulator.rollout_performance.job import JobRun
-from tensorhub_simulator.rollout_performance.machine import Pace
+from tensorhub_simulator.rollout_performance.models.machine import Pace
+from tensorhub_simulator.rollout_performance.systems.systems import job_of
 
 SMALL = b"""
 name: small
@@ -37,7 +37,7 @@ def scenario(**spot: object) -> Scenario:
 
 def test_all_systems_train_the_same_responses_and_what_is_lost_is_made_again() -> None:
     """`JobRun` asserts that each response has the tokens that were drawn for it, and is trained."""
-    found = {system: JobRun(scenario(), system).run() for system in (*SYSTEMS_FIRST, "seer")}
+    found = {system: job_of(scenario(), system).run() for system in (*SYSTEMS_FIRST, "seer")}
     for each in found.values():
         assert each.responses == 2 * 4 * 4
         assert each.tokens == found["reserved"].tokens <= each.made
@@ -66,7 +66,7 @@ def test_without_steps_each_version_has_as_many_responses_and_staying_on_a_versi
 ):
     stream = decode(STREAM, "stream")
     at_once = msgspec.structs.replace(stream, terms_off=("activation",))
-    found = [JobRun(each, "arrival").run() for each in (stream, at_once)]
+    found = [job_of(each, "arrival").run() for each in (stream, at_once)]
     assert {each.responses for each in found} == {10 * 4 * 4}
     rolling, all_at_once = (each.tokens_per_s for each in found)
     assert rolling > 1.05 * all_at_once
@@ -79,14 +79,14 @@ def test_a_stream_is_of_a_trainer_that_does_not_seed() -> None:
 
 @pytest.mark.parametrize("notice_s", [0.0, 1.5])
 def test_one_scenario_is_one_run(notice_s: float) -> None:
-    first, second = (JobRun(scenario(notice_s=notice_s), "arrival").run() for _ in range(2))
+    first, second = (job_of(scenario(notice_s=notice_s), "arrival").run() for _ in range(2))
     assert first == second
 
 
 def test_a_job_without_any_spot_instance_is_as_one_with_its_own_engines_alone() -> None:
     """Its engines go on seeding, since nothing else would make the rest."""
-    none = JobRun(scenario(changes=((0.0, 0),)), "arrival").run()
-    alone = JobRun(scenario(), "reserved").run()
+    none = job_of(scenario(changes=((0.0, 0),)), "arrival").run()
+    alone = job_of(scenario(), "reserved").run()
     assert none.seconds == pytest.approx(alone.seconds, rel=0.2)
     assert none.cost == pytest.approx(none.seconds / 3600 * 4)
 
@@ -98,9 +98,9 @@ def test_seldom_messages_of_a_large_fleet_cost_no_more_tokens_of_machines_that_g
     found = scenario(changes=((0.0, 3), (11.7, 1)))
     lengths = msgspec.structs.replace(found.lengths, median=250, between=0.05, within=0.05)
     found = msgspec.structs.replace(found, lengths=lengths, messages=Messages(frames_s=1.0))
-    often = JobRun(found, "rlboost").run()
-    monkeypatch.setattr("tensorhub_simulator.rollout_performance.machine.MESSAGES_PER_S", 0.1)
-    seldom = JobRun(found, "rlboost").run()
+    often = job_of(found, "rlboost").run()
+    monkeypatch.setattr("tensorhub_simulator.rollout_performance.models.machine.MESSAGES_PER_S", 0.1)
+    seldom = job_of(found, "rlboost").run()
     assert often.lost == seldom.lost == 2
     # At most 8 requests at 20 tokens a second.
     assert 0 < seldom.made - seldom.tokens <= seldom.lost * 8 * 20
@@ -111,7 +111,7 @@ def test_a_policy_that_knows_no_lengths_sees_in_frames_of_mere_progress_nothing_
     """First tokens, ends and what was stopped come every 50 ms, as in production; all other tokens may come later."""
 
     def seconds(**messages: float) -> float:
-        return JobRun(msgspec.structs.replace(own(steps=4), messages=Messages(**messages)), "rlboost").run().seconds
+        return job_of(msgspec.structs.replace(own(steps=4), messages=Messages(**messages)), "rlboost").run().seconds
 
     assert seconds() == seconds(progress_s=0.05) < seconds(frames_s=2.0) - 4 * 0.5
 
@@ -129,15 +129,15 @@ def test_frames_come_as_seldom_as_a_leader_asks_of_a_large_fleet() -> None:
 def test_the_terms_of_the_policy_can_be_off() -> None:
     assert get_args(Term) == get_args(ArrivalTerm)
     off = msgspec.structs.replace(scenario(), terms_off=("migration", "seeding"))
-    assert JobRun(off, "arrival").run().seconds != JobRun(scenario(), "arrival").run().seconds
-    assert JobRun(off, "rlboost").run() == JobRun(scenario(), "rlboost").run()
+    assert job_of(off, "arrival").run().seconds != job_of(scenario(), "arrival").run().seconds
+    assert job_of(off, "rlboost").run() == job_of(scenario(), "rlboost").run()
 
 
 def test_machines_of_a_trace_come_and_go_as_it_says() -> None:
     """Of two, one goes after a while and another comes: paid are 5 + 20 s and more, with what boots."""
     text = "0,comes,a\n0,comes,b\n5,goes,a\n8,comes,c\n"
     traced = with_trace(scenario(changes=(), trace="here", instances=2), text)
-    found = JobRun(traced, "rlboost").run()
+    found = job_of(traced, "rlboost").run()
     assert found.spot_s == pytest.approx(5 + (found.seconds - 8) + found.seconds)
 
 
@@ -149,12 +149,12 @@ def own(**trainer: object) -> Scenario:
 
 def test_streaming_is_sooner_than_waiting_for_all_and_one_step_ahead_is_sooner_yet() -> None:
     streams, ahead = own(steps=4), own(steps=4, steps_ahead=1)
-    waits = JobRun(streams, "disaggregated").run()
-    found = [JobRun(each, "rlboost").run() for each in (streams, ahead)]
+    waits = job_of(streams, "disaggregated").run()
+    found = [job_of(each, "rlboost").run() for each in (streams, ahead)]
     assert waits.seeded_s == 0.0
     assert waits.seconds > found[0].seconds > found[1].seconds
     # With one to train and three to generate, four generate together and train four times as fast.
-    together = JobRun(streams, "reserved").run()
+    together = job_of(streams, "reserved").run()
     assert together.trained_s == pytest.approx(waits.trained_s / 4)
     assert together.cost == pytest.approx(together.seconds / 3600 * 4 * 4)
 
@@ -189,4 +189,4 @@ def test_a_job_whose_last_instance_goes_before_all_is_made_is_told_so() -> None:
     with pytest.raises(
         ScenarioError, match=r"responses of step \d+ are open, and after \d+ s no instance is left or comes"
     ):
-        JobRun(each, "rlboost").run()
+        job_of(each, "rlboost").run()

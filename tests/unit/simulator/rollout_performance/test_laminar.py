@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_rollout.policy.view import FleetView, InstanceView, MoveAction, PlaceAction, WantAction
-from tensorhub_simulator.rollout_performance.cases import cases, run
-from tensorhub_simulator.rollout_performance.config import Scenario, ScenarioError, decode
-from tensorhub_simulator.rollout_performance.job import JobRun
-from tensorhub_simulator.rollout_performance.laminar import REPACK_S, LaminarRun, Load, Repacking, best_fit
+from tensorhub_simulator.rollout_performance.comparison.cases import cases, run
+from tensorhub_simulator.rollout_performance.config.scenario import Scenario, ScenarioError, decode
+from tensorhub_simulator.rollout_performance.systems.laminar import REPACK_S, Load, Repacking, best_fit
+from tensorhub_simulator.rollout_performance.systems.systems import job_of
 
 WAITING = tuple(RequestId(1, number) for number in range(10))
 
@@ -130,7 +130,7 @@ def stream(old: str = "", new: str = "") -> Scenario:
 @pytest.mark.parametrize("steps", ["streams: true, steps_ahead: 2", "steps_ahead: 1"])
 def test_each_response_is_of_one_version_and_nothing_is_computed_anew_for_an_update(steps: str) -> None:
     scenario = stream("streams: true, steps_ahead: 2", steps)
-    found, other = LaminarRun(scenario, "laminar").run(), JobRun(scenario, "arrival").run()
+    found, other = job_of(scenario, "laminar").run(), job_of(scenario, "arrival").run()
     assert found.responses == other.responses == 10 * 4 * 4
     assert found.ages.mixed == 0.0 < other.ages.mixed
     assert 0.0 < found.ages.tokens <= found.ages.oldest
@@ -140,7 +140,7 @@ def test_packing_what_is_left_is_worth_something_where_responses_take_long() -> 
     """With no more than one request for each that gets others' nothing moves."""
     slow = STREAM.replace("fixed_s: 0.05", "fixed_s: 0.5")
     packed, alone = (
-        LaminarRun(decode(slow.replace("requests: 8", f"requests: {count}").encode(), "slow"), "laminar").run()
+        job_of(decode(slow.replace("requests: 8", f"requests: {count}").encode(), "slow"), "laminar").run()
         for count in (8, 1)
     )
     assert packed.tokens_per_s > 1.05 * alone.tokens_per_s

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tensorhub_simulator.rollout_performance.__main__ import FOLDER, OURS, main, read, traced
-from tensorhub_simulator.rollout_performance.cases import cases
+from tensorhub_simulator.rollout_performance.comparison.cases import cases
 
 SMALL = """
 name: small

@@ -6,11 +6,18 @@ from hypothesis import strategies as st
 
 from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_rollout.policy.view import FleetView, InstanceView, PlaceAction, ReleaseAction
-from tensorhub_simulator.rollout_performance.cases import cases
-from tensorhub_simulator.rollout_performance.config import Scenario, ScenarioError, decode
-from tensorhub_simulator.rollout_performance.job import MODEL, JobRun
-from tensorhub_simulator.rollout_performance.polyrl import PLACED_MAX, GroupTurns, PolyrlRun, SeedingTime, WholeGroups
-from tensorhub_simulator.rollout_performance.trainer import StepProgress
+from tensorhub_simulator.rollout_performance.comparison.cases import cases
+from tensorhub_simulator.rollout_performance.config.scenario import Scenario, ScenarioError, decode
+from tensorhub_simulator.rollout_performance.job.job import MODEL
+from tensorhub_simulator.rollout_performance.models.step_progress import StepProgress
+from tensorhub_simulator.rollout_performance.systems.polyrl import (
+    PLACED_MAX,
+    GroupTurns,
+    PolyrlRun,
+    SeedingTime,
+    WholeGroups,
+)
+from tensorhub_simulator.rollout_performance.systems.systems import DRIVES, job_of
 
 WAITING = tuple(RequestId(1, number) for number in range(14))
 OTHER = RequestId(9, 0)
@@ -136,7 +143,7 @@ class TwoLengths(PolyrlRun):
 
 def test_a_group_that_its_trainer_gives_away_goes_on_from_its_shortest_response() -> None:
     """A token takes a second. After 20 seconds the long one has 19 or 20, and goes on behind its tenth."""
-    report = TwoLengths(job(), "polyrl").run()
+    report = TwoLengths(job(), DRIVES["polyrl"]).run()
     assert (report.tokens, report.responses) == (40, 2)
     assert report.made - report.tokens in (9, 10)
     assert report.seeded_s == pytest.approx(21, abs=0.3)
@@ -146,7 +153,7 @@ def test_a_group_that_its_trainer_gives_away_goes_on_from_its_shortest_response(
 
 def test_an_instance_that_makes_tokens_again_is_not_taken_for_one_where_something_waits() -> None:
     """It makes ten of them for ten seconds and more, from the 23rd second on."""
-    run = TwoLengths(job(), "polyrl")
+    run = TwoLengths(job(), DRIVES["polyrl"])
     seen: list[tuple[int, int]] = []
 
     def look() -> None:
@@ -160,7 +167,7 @@ def test_an_instance_that_makes_tokens_again_is_not_taken_for_one_where_somethin
 
 def test_the_trainer_s_engines_have_their_whole_time_and_groups_are_trained_whole() -> None:
     long = job("seed_first_s: 20", "seed_first_s: 60")
-    report = TwoLengths(long, "polyrl").run()
+    report = TwoLengths(long, DRIVES["polyrl"]).run()
     assert (report.made, report.tokens) == (40, 40)
     assert report.tails[0].all_s < 35
     assert report.seconds == pytest.approx(61 + 40 * 0.001 + 0.5, abs=0.3)
@@ -180,7 +187,7 @@ def test_it_trains_what_others_train_with_machines_that_come_and_go() -> None:
         "many",
     )
     for each in (small, many):
-        found, other = PolyrlRun(each, "polyrl").run(), JobRun(each, "rlboost").run()
+        found, other = job_of(each, "polyrl").run(), job_of(each, "rlboost").run()
         assert (found.tokens, found.responses) == (other.tokens, other.responses)
 
 

@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from tensorhub_simulator.rollout_performance.config import Rounds, Scenario, ScenarioError, System, decode
-from tensorhub_simulator.rollout_performance.job import JobRun
-from tensorhub_simulator.rollout_performance.rounds import Round, RoundsRun
+from tensorhub_simulator.rollout_performance.config.scenario import Rounds, Scenario, ScenarioError, System, decode
+from tensorhub_simulator.rollout_performance.systems.rounds import Round, RoundsRun
+from tensorhub_simulator.rollout_performance.systems.systems import DRIVES, job_of
 
 JOB = b"""
 name: in-step
@@ -31,7 +31,7 @@ def rounds_of(run: RoundsRun) -> list[Round]:
 
 @pytest.mark.parametrize("system", ["rollpacker", "rounds"])
 def test_each_round_trains_a_step_and_a_prompt_that_waits_comes_in_a_long_round(system: System) -> None:
-    run = RoundsRun(job(), system)
+    run = RoundsRun(job(), DRIVES[system])
     report = run.run()
     assert report.responses == 12 * 4 * 4
     assert report.made > report.tokens, "what is too many is lost"
@@ -47,15 +47,15 @@ def test_each_round_trains_a_step_and_a_prompt_that_waits_comes_in_a_long_round(
 
 
 def test_rounds_are_sooner_than_waiting_for_all_and_nothing_too_many_is_asked_for_where_none_is_wanted() -> None:
-    waits, rounds = JobRun(job(), "waitall").run(), RoundsRun(job(), "rollpacker").run()
+    waits, rounds = job_of(job(), "waitall").run(), RoundsRun(job(), DRIVES["rollpacker"]).run()
     assert rounds.seconds < waits.seconds
     assert waits.trained_s == pytest.approx(0.001 * 2 / 3 * waits.tokens), "all machines train"
-    none = RoundsRun(job(rounds=Rounds(1.0, 1.0)), "rounds").run()
+    none = RoundsRun(job(rounds=Rounds(1.0, 1.0)), DRIVES["rounds"]).run()
     assert none.made == none.tokens
 
 
 def test_graded_rounds_begin_with_what_was_short_once_all_prompts_are_known() -> None:
-    run = RoundsRun(job(rounds=Rounds(1.0, 1.0)), "graded")
+    run = RoundsRun(job(rounds=Rounds(1.0, 1.0)), DRIVES["graded"])
     run.run()
     found = rounds_of(run)
     first, second = found[:4], found[4:8]

@@ -3,10 +3,10 @@
 import msgspec
 import pytest
 
-from tensorhub_simulator.rollout_performance.arrivals import sites_arrivals_s
-from tensorhub_simulator.rollout_performance.config import Scenario, ScenarioError, decode
-from tensorhub_simulator.rollout_performance.job import JobRun
-from tensorhub_simulator.rollout_performance.weights import FarSite, Weights
+from tensorhub_simulator.rollout_performance.config.scenario import Scenario, ScenarioError, decode
+from tensorhub_simulator.rollout_performance.config.weights import FarSite, Weights
+from tensorhub_simulator.rollout_performance.models.arrivals import sites_arrivals_s
+from tensorhub_simulator.rollout_performance.systems.systems import job_of
 
 WEIGHTS = Weights(gbytes=16.0, shards=2, nic_gbit_s=100)
 FAR = FarSite(instances=4, price=1.0, gbit_s=10, rtt_ms=30)
@@ -42,15 +42,15 @@ def job(**far: object) -> Scenario:
 
 
 def test_what_a_far_site_makes_is_trained_and_a_slow_line_and_slow_engines_cost_time() -> None:
-    whole = JobRun(job(), "arrival").run()
-    near = JobRun(msgspec.structs.replace(job(), far=None), "arrival").run()
+    whole = job_of(job(), "arrival").run()
+    near = job_of(msgspec.structs.replace(job(), far=None), "arrival").run()
     assert whole.tokens == near.tokens
     assert whole.seconds < near.seconds
     assert whole.cost == pytest.approx(whole.seconds / 3600 * (4 + 1 + 3 * 2), rel=1e-3)
-    slow_line = JobRun(job(gbit_s=0.5), "arrival").run()
+    slow_line = job_of(job(gbit_s=0.5), "arrival").run()
     assert slow_line.seconds > whole.seconds + 5, "16 s for a copy: what is far makes little of the later steps"
     slow = msgspec.structs.replace(job().engine, fixed_s=0.2)
-    assert JobRun(job(engine=slow), "arrival").run().seconds > whole.seconds
+    assert job_of(job(engine=slow), "arrival").run().seconds > whole.seconds
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorhub_simulator.rollout_performance.__main__ import TRACES
-from tensorhub_simulator.rollout_performance.spot import SpotChange, TraceError, recorded, scaled
+from tensorhub_simulator.rollout_performance.config.spot_trace import SpotChange, TraceError, recorded, scaled
 
 TRACE = """# of nobody
 0,comes,a

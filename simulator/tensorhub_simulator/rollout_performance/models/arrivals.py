@@ -1,0 +1,62 @@
+"""When a version's weights have come to each instance: by the cluster simulator's transfers.
+
+The cluster's model runs by itself, with the production planner, for as many readers as a fleet has: a publication on
+the trainer's copies, and all readers ask at once. What comes of it, one time for each reader, is what the job's model
+takes. Which instance has which of these times is drawn by lot. So a transfer does not know what else moves: machines
+that come within it read as if they were alone, and one that goes takes nobody's source.
+"""
+
+from functools import cache
+from typing import Final
+
+from tensorhub_simulator.performance.model.cluster import ClusterRun, run
+from tensorhub_simulator.rollout_performance.config.scenario import ScenarioError
+from tensorhub_simulator.rollout_performance.config.weights import FarSite, Weights, cluster_of
+
+READERS_STEP: Final = 2
+"""The model runs for 1, 2, 4, ... readers; between them the next larger fleet's times are taken at equal ranks."""
+
+
+def arrivals_s(weights: Weights, readers: int) -> list[float]:
+    """Return how long after the publication each reader has a version, the first first."""
+    return sites_arrivals_s(weights, readers, None, 0)[0]
+
+
+def sites_arrivals_s(
+    weights: Weights, readers: int, far: FarSite | None, far_readers: int
+) -> tuple[list[float], list[float]]:
+    """Return the same of both sites: of the trainer's, and of the far one. Raises `ScenarioError`."""
+    sizes = _size(readers), _size(far_readers)
+    if not any(sizes):
+        return [], []
+    here, there = _modelled(weights, far, *sizes)
+    return _at_equal_ranks(here, readers), _at_equal_ranks(there, far_readers)
+
+
+def _size(readers: int) -> int:
+    size = 1
+    while size < readers:
+        size *= READERS_STEP
+    return size if readers else 0
+
+
+def _at_equal_ranks(found: tuple[float, ...], readers: int) -> list[float]:
+    return [found[int((number + 0.5) * len(found) / readers)] for number in range(readers)]
+
+
+@cache
+def _modelled(
+    weights: Weights, far: FarSite | None, readers: int, far_readers: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    result = run(ClusterRun(cluster_of(weights, readers, far, far_readers)))
+
+    def times(kind: str, count: int) -> tuple[float, ...]:
+        found = sorted((each.ready_s or 0.0) - result.published_s[0] for each in result.ended((kind,)))
+        if len(found) != count:
+            raise ScenarioError(
+                f"{count - len(found)} of {count} readers never had the version: where a line or a card is this slow, "
+                "name smaller pieces (weights.piece_mib)"
+            )
+        return tuple(found)
+
+    return times("rollout", readers), times("far", far_readers)
