@@ -23,7 +23,8 @@ from tensorhub_simulator.rollout_performance.comparison import allocation_tables
 from tensorhub_simulator.rollout_performance.comparison.cases import SEEDS_MAX, Case, Finding, cases, run, size_of
 from tensorhub_simulator.rollout_performance.comparison.picture import draw
 from tensorhub_simulator.rollout_performance.comparison.tables import objects, tables
-from tensorhub_simulator.rollout_performance.config.scenario import Scenario, ScenarioError, System, decode, with_trace
+from tensorhub_simulator.rollout_performance.config.decoding import decode, with_trace
+from tensorhub_simulator.rollout_performance.config.scenario import Scenario, ScenarioError, System
 from tensorhub_simulator.rollout_performance.measures.report import Report
 from tensorhub_simulator.rollout_performance.sizing.allocate import Split, splits
 

@@ -5,7 +5,8 @@ from typing import Final
 
 import msgspec
 
-from tensorhub_simulator.rollout_performance.config.scenario import Scenario, ScenarioError, System, varied
+from tensorhub_simulator.rollout_performance.config.decoding import varied
+from tensorhub_simulator.rollout_performance.config.scenario import Scenario, ScenarioError, System
 from tensorhub_simulator.rollout_performance.measures.report import Report
 from tensorhub_simulator.rollout_performance.measures.timeline import Timeline
 from tensorhub_simulator.rollout_performance.systems.systems import DRIVES, job_of

@@ -2,5 +2,5 @@
 
 Everything of `rollout_performance` imports it.
 
-Seams: `engine_costs`, `scenario`, `spot_trace`, `weights`.
+Seams: `decoding`, `engine_costs`, `scenario`, `spot_trace`, `weights`.
 """

@@ -73,8 +73,9 @@ from tensorhub_runner.core.runner_events import (
     SendReport,
 )
 from tensorhub_simulator.engine.agenda import Agenda
+from tensorhub_simulator.rollout_performance.config.checks import SECONDS_MAX
 from tensorhub_simulator.rollout_performance.config.engine_costs import EngineCosts
-from tensorhub_simulator.rollout_performance.config.scenario import SECONDS_MAX, Scenario, ScenarioError
+from tensorhub_simulator.rollout_performance.config.scenario import Scenario, ScenarioError
 from tensorhub_simulator.rollout_performance.config.spot_trace import SpotChange
 from tensorhub_simulator.rollout_performance.job.drive import Drive, Known
 from tensorhub_simulator.rollout_performance.measures.ages import AgeCounts

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorhub_simulator.rollout_performance.__main__ import main
-from tensorhub_simulator.rollout_performance.config.scenario import Scenario, ScenarioError, decode
+from tensorhub_simulator.rollout_performance.config.decoding import decode
+from tensorhub_simulator.rollout_performance.config.scenario import Scenario, ScenarioError
 from tensorhub_simulator.rollout_performance.sizing.allocate import splits
 from tensorhub_simulator.rollout_performance.sizing.profile import generation_of, training_of
 from tensorhub_simulator.rollout_performance.systems.systems import job_of

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_rollout.policy.view import FleetView, InstanceView, PlaceAction
+from tensorhub_simulator.rollout_performance.config.decoding import decode
 from tensorhub_simulator.rollout_performance.config.engine_costs import EngineCosts
-from tensorhub_simulator.rollout_performance.config.scenario import decode
 from tensorhub_simulator.rollout_performance.models.draws import length_of
 from tensorhub_simulator.rollout_performance.models.engine_model import ends_s
 from tensorhub_simulator.rollout_performance.systems.balanced import balanced_in_time

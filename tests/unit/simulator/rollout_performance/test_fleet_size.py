@@ -5,7 +5,8 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from tensorhub_simulator.rollout_performance.config.scenario import Scenario, ScenarioError, decode
+from tensorhub_simulator.rollout_performance.config.decoding import decode
+from tensorhub_simulator.rollout_performance.config.scenario import Scenario, ScenarioError
 from tensorhub_simulator.rollout_performance.systems.systems import job_of
 
 JOB = b"""

@@ -6,14 +6,13 @@ import msgspec
 import pytest
 
 from tensorhub_common.config.parsers import ArrivalTerm
+from tensorhub_simulator.rollout_performance.config.decoding import decode, with_trace
 from tensorhub_simulator.rollout_performance.config.scenario import (
     SYSTEMS_FIRST,
     Messages,
     Scenario,
     ScenarioError,
     Term,
-    decode,
-    with_trace,
 )
 from tensorhub_simulator.rollout_performance.models.machine import Pace
 from tensorhub_simulator.rollout_performance.systems.systems import job_of

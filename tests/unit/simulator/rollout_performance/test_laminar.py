@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_rollout.policy.view import FleetView, InstanceView, MoveAction, PlaceAction, WantAction
 from tensorhub_simulator.rollout_performance.comparison.cases import cases, run
-from tensorhub_simulator.rollout_performance.config.scenario import Scenario, ScenarioError, decode
+from tensorhub_simulator.rollout_performance.config.decoding import decode
+from tensorhub_simulator.rollout_performance.config.scenario import Scenario, ScenarioError
 from tensorhub_simulator.rollout_performance.systems.laminar import REPACK_S, Load, Repacking, best_fit
 from tensorhub_simulator.rollout_performance.systems.systems import job_of
 

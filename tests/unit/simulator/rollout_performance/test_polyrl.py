@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_rollout.policy.view import FleetView, InstanceView, PlaceAction, ReleaseAction
 from tensorhub_simulator.rollout_performance.comparison.cases import cases
-from tensorhub_simulator.rollout_performance.config.scenario import Scenario, ScenarioError, decode
+from tensorhub_simulator.rollout_performance.config.decoding import decode
+from tensorhub_simulator.rollout_performance.config.scenario import Scenario, ScenarioError
 from tensorhub_simulator.rollout_performance.job.job import MODEL
 from tensorhub_simulator.rollout_performance.models.step_progress import StepProgress
 from tensorhub_simulator.rollout_performance.systems.polyrl import (

@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from tensorhub_simulator.rollout_performance.config.scenario import Rounds, Scenario, ScenarioError, System, decode
+from tensorhub_simulator.rollout_performance.config.decoding import decode
+from tensorhub_simulator.rollout_performance.config.scenario import Rounds, Scenario, ScenarioError, System
 from tensorhub_simulator.rollout_performance.systems.rounds import Round, RoundsRun
 from tensorhub_simulator.rollout_performance.systems.systems import DRIVES, job_of
 

@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from tensorhub_simulator.rollout_performance.config.scenario import Scenario, ScenarioError, decode
+from tensorhub_simulator.rollout_performance.config.decoding import decode
+from tensorhub_simulator.rollout_performance.config.scenario import Scenario, ScenarioError
 from tensorhub_simulator.rollout_performance.config.weights import FarSite, Weights
 from tensorhub_simulator.rollout_performance.models.arrivals import sites_arrivals_s
 from tensorhub_simulator.rollout_performance.systems.systems import job_of

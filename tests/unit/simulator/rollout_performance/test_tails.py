@@ -1,7 +1,7 @@
 """When a step's responses are whole."""
 
 from tensorhub_common.protocol.rollout.entries import RequestId
-from tensorhub_simulator.rollout_performance.config.scenario import decode
+from tensorhub_simulator.rollout_performance.config.decoding import decode
 from tensorhub_simulator.rollout_performance.measures.tails import tail_of
 from tensorhub_simulator.rollout_performance.models.step_progress import StepProgress
 
