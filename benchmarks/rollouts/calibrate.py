@@ -8,6 +8,7 @@ files that `policies` or this command wrote.
 
 import argparse
 import asyncio
+import dataclasses
 import logging
 import statistics
 import sys
@@ -25,6 +26,7 @@ from benchmarks.rollouts.trained_job import LOOK_S, Took, Workload, middle
 from tensorhub_common.protocol.rollout.entries import PolicyName
 from tensorhub_simulator.rollout_performance.config.scenario import Messages, Scenario
 from tensorhub_simulator.rollout_performance.job.job import JobRun
+from tensorhub_simulator.rollout_performance.job.trainer import TrainerRun
 from tensorhub_simulator.rollout_performance.systems.systems import DRIVES
 
 PAGE: Final = page.DOCS / "simulate.md"
@@ -34,39 +36,55 @@ MESSAGES: Final = Messages(progress_s=0.05, heartbeat_s=0.1, look_s=0.02)
 """Production's. The simulator has some seldomer, for its steps are minutes: here they are seconds."""
 
 
+class _KilledTrainer(TrainerRun):
+    """A trainer that begins once all machines serve, as a real one does, and beside which machines are killed."""
+
+    job: "SimulatedJob"
+
+    def begin_step(self) -> None:
+        if not self.steps and not self.job.serves:
+            self.agenda.after(LOOK_S, self.begin_step)
+            return
+        super().begin_step()
+
+    def train(self) -> None:
+        super().train()
+        self.job.kill(sum(each.submitted - len(each.open) - len(each.ready) for each in self.submitted))
+
+
 class SimulatedJob(JobRun):
     """A simulated job of a workload, whose machines run from the beginning and are killed as there."""
 
     def __init__(self, scenario: Scenario, workload: Workload, policy: PolicyName) -> None:
-        super().__init__(scenario, DRIVES[policy])
+        super().__init__(scenario, dataclasses.replace(DRIVES[policy], loop=_KilledTrainer))
+        assert isinstance(self._trainer, _KilledTrainer)
+        self._trainer.job = self
         self._kills = workload.killed()
         for number in range(workload.runners):
-            self._start(f"runner-{number}", is_local=False)
+            self._fleet.start(f"runner-{number}", is_local=False)
 
-    def _begin_step(self) -> None:
-        """Begin once all machines serve, as a real job does."""
-        if not self._steps and len(self._leader.instances) < len(self._machines):
-            self._agenda.after(LOOK_S, self._begin_step)
-            return
-        super()._begin_step()
+    @property
+    def serves(self) -> bool:
+        """Whether the leader knows all machines."""
+        return len(self._leader.instances) >= len(self._fleet.machines)
 
-    def _train(self) -> None:
-        super()._train()
-        taken = sum(each.submitted - len(each.open) - len(each.ready) for each in self._submitted)
+    def kill(self, taken: int) -> None:
+        """Kill what is to be killed once so many responses were taken to be trained."""
         while self._kills and taken >= self._kills[0][0]:
             self._kill(self._kills.pop(0)[1])
 
     def _kill(self, name: str) -> None:
         """Have a machine go without a word, and another one in its place boot."""
-        if name in self._machines:
-            self._end(self._machines[name])
-        now = self._booting[name] = self._agenda.now
+        fleet = self._fleet
+        if name in fleet.machines:
+            fleet.end(fleet.machines[name])
+        now = fleet.booting[name] = self._agenda.now
         self._agenda.after(self._scenario.spot.boot_s, partial(self._booted, name, now))
 
     def _booted(self, name: str, since: float) -> None:
         """Have a machine load weights, unless it was killed once more since it began to boot."""
-        if self._booting.get(name) == since:
-            self._load_first(name)
+        if self._fleet.booting.get(name) == since:
+            self._fleet.load_first(name)
 
 
 class Pair(msgspec.Struct, frozen=True):

@@ -1,9 +1,9 @@
 """One job on a real hub: runners with the torch engine, a trainer that takes responses step by step, and kills.
 
 The trainer's own work takes `token_s` for each token and no processor, so that the runners have all of it. It works as
-the simulator's does (`rollout_performance.job`): a step's prompts are submitted together, it trains what has come,
-at least a micro-batch at a time, and publishes once it has trained all. Runners are killed where the trainer has got so
-many responses, which is the same place with each policy.
+the simulator's does (`rollout_performance.job.trainer`): a step's prompts are submitted together, it trains what has
+come, at least a micro-batch at a time, and publishes once it has trained all. Runners are killed where the trainer has
+got so many responses, which is the same place with each policy.
 
 Invariant: each response came once, and is as long as it was drawn; else `run` raises.
 """

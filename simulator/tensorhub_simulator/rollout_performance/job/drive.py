@@ -1,4 +1,4 @@
-"""In what systems differ that drive a job: a row of `systems.systems`. Pure."""
+"""In what systems differ that drive a job: a row of `systems.systems`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from tensorhub_common.protocol.rollout.entries import PolicyName, RequestId
 from tensorhub_rollout.policy.view import Action, FleetView
 from tensorhub_simulator.rollout_performance.config.scenario import Scenario, System, Trainer
+from tensorhub_simulator.rollout_performance.job.trainer import TrainerRun
 
 Placing = Callable[[FleetView], list[Action]]
 """Says where requests go."""
@@ -20,6 +21,8 @@ class Known:
     """How many tokens a request is expected to have still, by what the manager knows."""
     left: Callable[[RequestId], float]
     """How many it will have."""
+    now: Callable[[], float]
+    """In seconds."""
 
 
 def of_the_file(scenario: Scenario) -> Trainer:
@@ -41,6 +44,8 @@ class Drive:
     """The manager's, which places where `place` doesn't."""
     trainer: Callable[[Scenario], Trainer] = of_the_file
     """Returns a scenario's trainer as the system has it."""
+    loop: type[TrainerRun] = TrainerRun
+    """What that trainer does."""
     has_others: bool = True
     """Whether instances generate beside the trainer's own."""
     is_forgetful: bool = False

@@ -7,10 +7,11 @@ that come within it read as if they were alone, and one that goes takes nobody's
 """
 
 from functools import cache
+from random import Random
 from typing import Final
 
 from tensorhub_simulator.performance.model.cluster import ClusterRun, run
-from tensorhub_simulator.rollout_performance.config.scenario import ScenarioError
+from tensorhub_simulator.rollout_performance.config.scenario import Scenario, ScenarioError
 from tensorhub_simulator.rollout_performance.config.weights import FarSite, Weights, cluster_of
 
 READERS_STEP: Final = 2
@@ -60,3 +61,26 @@ def _modelled(
         return tuple(found)
 
     return times("rollout", readers), times("far", far_readers)
+
+
+class Arrivals:
+    """How long versions take to the machines of one job; which has which time is drawn by lot."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        """Begin with the lots of a scenario's seed."""
+        self._weights, self._load_s, self._far = scenario.weights, scenario.spot.load_s, scenario.far
+        self._random = Random(f"arrivals {scenario.seed}")
+
+    def one_s(self) -> float:
+        """Return how long a version takes to one machine at the trainer's site that asks alone, in seconds."""
+        return self.each_s(1, 0)[0][0]
+
+    def each_s(self, here: int, there: int) -> tuple[list[float], list[float]]:
+        """Return the same of so many that ask at once, at the trainer's site and at the far one."""
+        if self._weights is None:
+            assert self._load_s is not None
+            return [self._load_s] * here, [self._load_s] * there
+        found = sites_arrivals_s(self._weights, here, self._far if there else None, there)
+        for each in found:
+            self._random.shuffle(each)
+        return found

@@ -28,7 +28,8 @@ from tensorhub_rollout.policy.view import Action, FleetView, MoveAction, PlaceAc
 from tensorhub_simulator.rollout_performance.config.engine_costs import EngineCosts
 from tensorhub_simulator.rollout_performance.config.scenario import Scenario
 from tensorhub_simulator.rollout_performance.job.drive import Drive
-from tensorhub_simulator.rollout_performance.job.job import MODEL, JobRun, said
+from tensorhub_simulator.rollout_performance.job.job import JobRun, said
+from tensorhub_simulator.rollout_performance.job.log import MODEL
 from tensorhub_simulator.rollout_performance.measures.timeline import Timeline
 from tensorhub_simulator.rollout_performance.models.machine import Machine
 
@@ -172,8 +173,8 @@ class LaminarRun(JobRun):
         )
 
     def _batch(self, parts: float) -> int:
-        trainer = self._trainer
-        instances = max(1, self._scenario.spot.most + len(self._far))
+        trainer = self._trainer.limits
+        instances = max(1, self._scenario.spot.most + len(self._fleet.far))
         prompts = parts * trainer.groups * (1 + trainer.steps_ahead) / instances
         return max(1, math.ceil(prompts - _ROUNDING)) * trainer.group_size
 
@@ -183,7 +184,7 @@ class LaminarRun(JobRun):
         for each in self._repacking.actions(view, self._relays, self._context_of, self._agenda.now):
             if isinstance(each, WantAction):
                 assert isinstance(each.version, int)
-                machine = self._machines[each.runner]
+                machine = self._fleet.machines[each.runner]
                 self._agenda.after(0.0, partial(machine.stage, each.version, PULL_S))
             else:
                 actions.append(each)
@@ -195,7 +196,7 @@ class LaminarRun(JobRun):
 
     def _fetch(self, machine: Machine, load_s: float) -> None:
         """Have its relay have the newest version."""
-        self._agenda.after(load_s, partial(self._relayed, machine.name, self._version))
+        self._agenda.after(load_s, partial(self._relayed, machine.name, self._fleet.version))
 
     def _relayed(self, name: str, version: int) -> None:
         self._relays[name] = max(version, self._relays.get(name, 0))

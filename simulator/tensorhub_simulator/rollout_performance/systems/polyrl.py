@@ -19,17 +19,18 @@ is tried as often as it takes, and a message takes no thread of its own.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
 from tensorhub_common.protocol.rollout.entries import RequestId
-from tensorhub_rollout.core.leader_events import EndSeeding, Place, Want, Withdraw
 from tensorhub_rollout.policy.balancing import released
 from tensorhub_rollout.policy.view import Action, FleetView, PlaceAction
 from tensorhub_simulator.rollout_performance.config.scenario import Scenario
-from tensorhub_simulator.rollout_performance.job.job import MODEL, JobRun, said
+from tensorhub_simulator.rollout_performance.job.drive import Known, Placing
+from tensorhub_simulator.rollout_performance.job.job import JobRun
+from tensorhub_simulator.rollout_performance.job.trainer import TrainerRun
 from tensorhub_simulator.rollout_performance.models.machine import Machine
 from tensorhub_simulator.rollout_performance.models.step_progress import StepProgress
 
@@ -90,6 +91,12 @@ class GroupTurns:
                 self._placed += 1
             actions.append(PlaceAction(of, places[group], "it is its turn"))
         return actions
+
+
+def groups_in_turns(known: Known) -> Placing:
+    """Begin what places groups."""
+    turns = GroupTurns(known.scenario.trainer.group_size)
+    return lambda view: turns.actions(view, known.now())
 
 
 @dataclass(slots=True)
@@ -156,29 +163,24 @@ def misfit_of(scenario: Scenario) -> str | None:
     return "polyrl is of a trainer whose GPUs generate first and then train: set trainer.seeds to true"
 
 
-class PolyrlRun(JobRun):
-    """One job; `run` it once."""
+@dataclass(eq=False)
+class PolyrlTrainer(TrainerRun):
+    """A trainer with T_seed as the code has it, and with whole groups."""
 
-    _turns: GroupTurns | None = None
     _time: SeedingTime | None = None
 
-    def _wanted(self) -> Iterator[Want | Place | Withdraw | EndSeeding]:
-        if self._turns is None:
-            self._turns = GroupTurns(self._trainer.group_size)
-        yield from said(self._turns.actions(self._leader.view(MODEL), self._agenda.now))
-
     def _new_step(self, step: int) -> StepProgress:
-        return WholeGroups(self._trainer, step, submitted_at=self._agenda.now)
+        return WholeGroups(self.limits, step, submitted_at=self.agenda.now)
 
     def _seeds_for_s(self) -> float:
-        trainer = self._trainer
+        limits = self.limits
         if self._time is None:
-            self._time = SeedingTime(round(trainer.seed_first_s), max(1, round(trainer.seed_gain)))
+            self._time = SeedingTime(round(limits.seed_first_s), max(1, round(limits.seed_gain)))
             return self._time.seed_s
-        step, made = self._steps[-2], self._submitted[-1]
-        tokens = step.tokens + trainer.groups * trainer.group_size * self._scenario.lengths.prompt
-        remote = sum(not each.is_local for each in self._machines.values())
-        generated_s, each_s = made.ends[-1] - step.began_at, step.seconds * trainer.engines
+        step, made = self.steps[-2], self.submitted[-1]
+        tokens = step.tokens + limits.groups * limits.group_size * self.scenario.lengths.prompt
+        remote = len(self.fleet.machines) - len(self.fleet.local)
+        generated_s, each_s = made.ends[-1] - step.began_at, step.seconds * limits.engines
         self._time.step_ended(step.seconds, step.waited_s, generated_s, remote, tokens // each_s)
         return self._time.seed_s
 
@@ -188,12 +190,16 @@ class PolyrlRun(JobRun):
 
     def _stop_seeding(self, local: list[Machine]) -> None:
         for machine in local:
-            self._end(machine)
-        self._agenda.after(HAND_OVER_S, partial(super()._stop_seeding, []))
+            self.fleet.end(machine)
+        self.agenda.after(HAND_OVER_S, partial(super()._stop_seeding, []))
+
+
+class PolyrlRun(JobRun):
+    """One job; `run` it once."""
 
     def _used_of(self, of: RequestId, made: int, /) -> int:
         """Return how long the shortest response of its group is, in tokens."""
-        size = self._trainer.group_size
+        size = self._scenario.trainer.group_size
         first = of.index - of.index % size
         counts = [made]
         for index in range(first, first + size):
@@ -202,5 +208,5 @@ class PolyrlRun(JobRun):
             if sibling in self._leader.requests:
                 counts.append(0 if response is None else response.count)
             else:
-                counts.append(self._lengths[sibling])
+                counts.append(self._trainer.lengths[sibling])
         return min(counts)

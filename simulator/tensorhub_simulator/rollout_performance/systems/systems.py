@@ -20,7 +20,7 @@ from tensorhub_simulator.rollout_performance.systems.colocated import colocated
 from tensorhub_simulator.rollout_performance.systems.in_turns import in_turns
 from tensorhub_simulator.rollout_performance.systems.laminar import LaminarRun
 from tensorhub_simulator.rollout_performance.systems.polyrl import PolyrlRun
-from tensorhub_simulator.rollout_performance.systems.rounds import RoundsRun
+from tensorhub_simulator.rollout_performance.systems.rounds import GradedTrainer, RoundsTrainer
 from tensorhub_simulator.rollout_performance.systems.seer import ProbesFirst
 
 
@@ -71,22 +71,19 @@ _DRIVES = (
     Drive("siblings", place=_by_expected),
     Drive("oracle", place=_by_truth),
     Drive("waitall", trainer=_waiting, has_others=False, place=_in_turns),
-    Drive("rollpacker", trainer=_waiting, has_others=False, place=_in_turns),
+    Drive("rollpacker", trainer=_waiting, loop=RoundsTrainer, has_others=False, place=_in_turns),
     Drive("seer", place=_seer),
-    Drive("rounds", "arrival", trainer=_not_ahead),
-    Drive("graded", "arrival", trainer=_not_ahead),
-    Drive("polyrl", misfit=polyrl.misfit_of),
+    Drive("rounds", "arrival", trainer=_not_ahead, loop=RoundsTrainer),
+    Drive("graded", "arrival", trainer=_not_ahead, loop=GradedTrainer),
+    Drive("polyrl", loop=polyrl.PolyrlTrainer, place=polyrl.groups_in_turns, misfit=polyrl.misfit_of),
     Drive("laminar", misfit=laminar.misfit_of),
 )
 DRIVES: Final[Mapping[System, Drive]] = {each.system: each for each in _DRIVES}
 RUNS: Final[Mapping[System, type[JobRun]]] = {
-    "rollpacker": RoundsRun,
-    "rounds": RoundsRun,
-    "graded": RoundsRun,
     "polyrl": PolyrlRun,
     "laminar": LaminarRun,
 }
-"""Jobs of these systems have more of their own than where requests are placed."""
+"""Jobs of these systems have more of their own than a trainer, and where requests are placed."""
 
 
 def job_of(scenario: Scenario, system: System, timeline: Timeline | None = None) -> JobRun:

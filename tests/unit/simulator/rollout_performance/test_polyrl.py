@@ -1,5 +1,7 @@
 """What the code released for RLBoost does: groups in turns, its own T_seed, and groups that go on from the shortest."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,12 +11,13 @@ from tensorhub_rollout.policy.view import FleetView, InstanceView, PlaceAction, 
 from tensorhub_simulator.rollout_performance.comparison.cases import cases
 from tensorhub_simulator.rollout_performance.config.decoding import decode
 from tensorhub_simulator.rollout_performance.config.scenario import Scenario, ScenarioError
-from tensorhub_simulator.rollout_performance.job.job import MODEL
+from tensorhub_simulator.rollout_performance.job.log import MODEL
 from tensorhub_simulator.rollout_performance.models.step_progress import StepProgress
 from tensorhub_simulator.rollout_performance.systems.polyrl import (
     PLACED_MAX,
     GroupTurns,
     PolyrlRun,
+    PolyrlTrainer,
     SeedingTime,
     WholeGroups,
 )
@@ -135,16 +138,20 @@ def job(old: str = "", new: str = "") -> Scenario:
     return decode(SMALL.replace(old, new).encode(), "small")
 
 
-class TwoLengths(PolyrlRun):
+class TwoLengths(PolyrlTrainer):
     """A group of a response of 10 tokens and one of 30."""
 
     def _length_of(self, step: StepProgress) -> int:
         return (10, 30)[step.submitted]
 
 
+def two_lengths(scenario: Scenario) -> PolyrlRun:
+    return PolyrlRun(scenario, replace(DRIVES["polyrl"], loop=TwoLengths))
+
+
 def test_a_group_that_its_trainer_gives_away_goes_on_from_its_shortest_response() -> None:
     """A token takes a second. After 20 seconds the long one has 19 or 20, and goes on behind its tenth."""
-    report = TwoLengths(job(), DRIVES["polyrl"]).run()
+    report = two_lengths(job()).run()
     assert (report.tokens, report.responses) == (40, 2)
     assert report.made - report.tokens in (9, 10)
     assert report.seeded_s == pytest.approx(21, abs=0.3)
@@ -154,7 +161,7 @@ def test_a_group_that_its_trainer_gives_away_goes_on_from_its_shortest_response(
 
 def test_an_instance_that_makes_tokens_again_is_not_taken_for_one_where_something_waits() -> None:
     """It makes ten of them for ten seconds and more, from the 23rd second on."""
-    run = TwoLengths(job(), DRIVES["polyrl"])
+    run = two_lengths(job())
     seen: list[tuple[int, int]] = []
 
     def look() -> None:
@@ -168,7 +175,7 @@ def test_an_instance_that_makes_tokens_again_is_not_taken_for_one_where_somethin
 
 def test_the_trainer_s_engines_have_their_whole_time_and_groups_are_trained_whole() -> None:
     long = job("seed_first_s: 20", "seed_first_s: 60")
-    report = TwoLengths(long, DRIVES["polyrl"]).run()
+    report = two_lengths(long).run()
     assert (report.made, report.tokens) == (40, 40)
     assert report.tails[0].all_s < 35
     assert report.seconds == pytest.approx(61 + 40 * 0.001 + 0.5, abs=0.3)

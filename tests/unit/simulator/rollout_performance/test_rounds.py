@@ -5,8 +5,9 @@ import pytest
 
 from tensorhub_simulator.rollout_performance.config.decoding import decode
 from tensorhub_simulator.rollout_performance.config.scenario import Rounds, Scenario, ScenarioError, System
-from tensorhub_simulator.rollout_performance.systems.rounds import Round, RoundsRun
-from tensorhub_simulator.rollout_performance.systems.systems import DRIVES, job_of
+from tensorhub_simulator.rollout_performance.job.job import JobRun
+from tensorhub_simulator.rollout_performance.systems.rounds import Round, RoundsTrainer
+from tensorhub_simulator.rollout_performance.systems.systems import job_of
 
 JOB = b"""
 name: in-step
@@ -24,21 +25,23 @@ def job(**trainer: object) -> Scenario:
     return msgspec.structs.replace(found, trainer=msgspec.structs.replace(found.trainer, **trainer))
 
 
-def rounds_of(run: RoundsRun) -> list[Round]:
-    found = [each for each in run._submitted if isinstance(each, Round)]
+def rounds_of(run: JobRun) -> tuple[RoundsTrainer, list[Round]]:
+    trainer = run._trainer
+    assert isinstance(trainer, RoundsTrainer)
+    found = [each for each in trainer.submitted if isinstance(each, Round)]
     assert len(found) == 12
-    return found
+    return trainer, found
 
 
 @pytest.mark.parametrize("system", ["rollpacker", "rounds"])
 def test_each_round_trains_a_step_and_a_prompt_that_waits_comes_in_a_long_round(system: System) -> None:
-    run = RoundsRun(job(), DRIVES[system])
+    run = job_of(job(), system)
     report = run.run()
     assert report.responses == 12 * 4 * 4
     assert report.made > report.tokens, "what is too many is lost"
-    found = rounds_of(run)
+    trainer, found = rounds_of(run)
     long = [each for each in found if each.is_long]
-    assert len(long) == run.long_rounds >= 1
+    assert len(long) == trainer.long_rounds >= 1
     deferred = [prompt for each in found if not each.is_long for prompt in each.deferred]
     assert [prompt for each in long for prompt in each.prompts] == deferred[: 4 * len(long)]
     assert all(len(each.whole) == 4 for each in found)
@@ -48,17 +51,17 @@ def test_each_round_trains_a_step_and_a_prompt_that_waits_comes_in_a_long_round(
 
 
 def test_rounds_are_sooner_than_waiting_for_all_and_nothing_too_many_is_asked_for_where_none_is_wanted() -> None:
-    waits, rounds = job_of(job(), "waitall").run(), RoundsRun(job(), DRIVES["rollpacker"]).run()
+    waits, rounds = job_of(job(), "waitall").run(), job_of(job(), "rollpacker").run()
     assert rounds.seconds < waits.seconds
     assert waits.trained_s == pytest.approx(0.001 * 2 / 3 * waits.tokens), "all machines train"
-    none = RoundsRun(job(rounds=Rounds(1.0, 1.0)), DRIVES["rounds"]).run()
+    none = job_of(job(rounds=Rounds(1.0, 1.0)), "rounds").run()
     assert none.made == none.tokens
 
 
 def test_graded_rounds_begin_with_what_was_short_once_all_prompts_are_known() -> None:
-    run = RoundsRun(job(rounds=Rounds(1.0, 1.0)), DRIVES["graded"])
+    run = job_of(job(rounds=Rounds(1.0, 1.0)), "graded")
     run.run()
-    found = rounds_of(run)
+    _, found = rounds_of(run)
     first, second = found[:4], found[4:8]
     assert sorted(prompt for each in second for prompt in each.prompts) == sorted(
         prompt for each in first for prompt in each.prompts
