@@ -18,15 +18,13 @@ READERS_STEP: Final = 2
 """The model runs for 1, 2, 4, ... readers; between them the next larger fleet's times are taken at equal ranks."""
 
 
-def arrivals_s(weights: Weights, readers: int) -> list[float]:
-    """Return how long after the publication each reader has a version, the first first."""
-    return sites_arrivals_s(weights, readers, None, 0)[0]
-
-
-def sites_arrivals_s(
-    weights: Weights, readers: int, far: FarSite | None, far_readers: int
+def arrivals_s(
+    weights: Weights, readers: int, far: FarSite | None = None, far_readers: int = 0
 ) -> tuple[list[float], list[float]]:
-    """Return the same of both sites: of the trainer's, and of the far one. Raises `ScenarioError`."""
+    """Return how long after the publication each reader has a version, in seconds, the first first.
+
+    Of the trainer's site, and of the far one. Raises `ScenarioError`.
+    """
     sizes = _size(readers), _size(far_readers)
     if not any(sizes):
         return [], []
@@ -80,7 +78,7 @@ class Arrivals:
         if self._weights is None:
             assert self._load_s is not None
             return [self._load_s] * here, [self._load_s] * there
-        found = sites_arrivals_s(self._weights, here, self._far if there else None, there)
+        found = arrivals_s(self._weights, here, self._far if there else None, there)
         for each in found:
             self._random.shuffle(each)
         return found

@@ -6,7 +6,7 @@ import pytest
 from tensorhub_simulator.rollout_performance.config.decoding import decode
 from tensorhub_simulator.rollout_performance.config.scenario import Scenario, ScenarioError
 from tensorhub_simulator.rollout_performance.config.weights import FarSite, Weights
-from tensorhub_simulator.rollout_performance.models.arrivals import sites_arrivals_s
+from tensorhub_simulator.rollout_performance.models.arrivals import arrivals_s
 from tensorhub_simulator.rollout_performance.systems.systems import job_of
 
 WEIGHTS = Weights(gbytes=16.0, shards=2, nic_gbit_s=100)
@@ -29,11 +29,11 @@ weights: {gbytes: 1, shards: 1, nic_gbit_s: 100}
 
 @pytest.mark.parametrize("readers", [1, 4, 13])
 def test_a_version_crosses_the_line_once_for_all_of_a_site(readers: int) -> None:
-    here, there = sites_arrivals_s(WEIGHTS, 3, FAR, readers)
+    here, there = arrivals_s(WEIGHTS, 3, FAR, readers)
     assert (len(here), len(there)) == (3, readers)
     assert LINE_S <= there[0] <= there[-1] < 1.5 * LINE_S
     assert here[-1] < there[0], "the trainer's site waits for nothing of the line"
-    assert sites_arrivals_s(WEIGHTS, 0, FAR, readers)[0] == []
+    assert arrivals_s(WEIGHTS, 0, FAR, readers)[0] == []
 
 
 def job(**far: object) -> Scenario:
@@ -78,4 +78,4 @@ def test_a_mistake_in_a_far_site_is_told(old: bytes, new: bytes, said: str) -> N
 
 def test_a_line_on_which_a_piece_takes_too_long_is_told() -> None:
     with pytest.raises(ScenarioError, match="name smaller pieces"):
-        sites_arrivals_s(WEIGHTS, 1, msgspec.structs.replace(FAR, gbit_s=0.01), 2)
+        arrivals_s(WEIGHTS, 1, msgspec.structs.replace(FAR, gbit_s=0.01), 2)
