@@ -1,7 +1,7 @@
 """All systems that are compared: what each drives a job with.
 
-A new one has its name in `config.scenario.System` and a row here; a class of its own where it does more than place
-requests otherwise.
+A new one has its name in `config.scenario.System` and a row here; a file of its own for what it does
+otherwise.
 """
 
 from collections.abc import Mapping
@@ -18,8 +18,6 @@ from tensorhub_simulator.rollout_performance.systems import laminar, polyrl
 from tensorhub_simulator.rollout_performance.systems.balanced import balanced_in_time
 from tensorhub_simulator.rollout_performance.systems.colocated import colocated
 from tensorhub_simulator.rollout_performance.systems.in_turns import in_turns
-from tensorhub_simulator.rollout_performance.systems.laminar import LaminarRun
-from tensorhub_simulator.rollout_performance.systems.polyrl import PolyrlRun
 from tensorhub_simulator.rollout_performance.systems.rounds import GradedTrainer, RoundsTrainer
 from tensorhub_simulator.rollout_performance.systems.seer import ProbesFirst
 
@@ -79,10 +77,7 @@ _DRIVES = (
     Drive("laminar", misfit=laminar.misfit_of),
 )
 DRIVES: Final[Mapping[System, Drive]] = {each.system: each for each in _DRIVES}
-RUNS: Final[Mapping[System, type[JobRun]]] = {
-    "polyrl": PolyrlRun,
-    "laminar": LaminarRun,
-}
+RUNS: Final[Mapping[System, type[JobRun]]] = {"polyrl": polyrl.PolyrlRun, "laminar": laminar.LaminarRun}
 """Jobs of these systems have more of their own than a trainer, and where requests are placed."""
 
 
