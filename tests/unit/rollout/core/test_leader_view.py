@@ -5,6 +5,8 @@ import pytest
 from tensorhub_common.machine import Tick
 from tensorhub_common.protocol.rollout.entries import (
     Attach,
+    Attempt,
+    Checkpoint,
     End,
     GroupSubmitted,
     Lead,
@@ -13,6 +15,7 @@ from tensorhub_common.protocol.rollout.entries import (
     RequestId,
     SdkSender,
     Submit,
+    TokensKept,
 )
 from tensorhub_common.protocol.rollout.messages import PublishedVersions, Report, RunnerHeartbeat, Sampling, VersionRule
 from tensorhub_rollout.core.leader import STAYS_BEHIND_MAX, Leader, LeaderLimits
@@ -160,9 +163,23 @@ def test_what_was_open_before_a_leader_began_is_due_no_later_than_what_came_to_i
     assert [job.leader.facts_of(each, 9.0).is_due for each in (first, second, third)] == [True, True, False]
 
 
-def test_a_context_has_the_prompt() -> None:
+def test_what_a_policy_is_told_of_a_request() -> None:
     job = Job()
-    assert job.leader.facts_of(job.submit(1.0), 1.0).context == 5
+    group = GroupSubmitted("two", "c" * 64, 2, 5, 40, priority=3)
+    entry = Submit(SdkSender(2, 1), (group,), Payload("b" * 64, 1))
+    job.leader.handle(EntryFolded(fold(job.state, 3, entry).outcome), 1.0)
+    first, second = (job.leader.facts_of(RequestId(3, index), 1.0) for index in range(2))
+    assert (first.context, first.priority, first.is_first, first.length.tokens_max) == (5, 3, True, 40)
+    assert second == first._replace(is_first=False)
+
+
+def test_a_context_has_the_prompt_and_the_tokens_that_the_log_has() -> None:
+    job = Job()
+    of = job.submit(1.0)
+    assert job.leader.facts_of(of, 1.0).context == 5
+    kept = Checkpoint(1, RUNNER, (TokensKept(of, Attempt(1, 1), 0, 7),), Payload("d" * 64, 1))
+    job.leader.handle(EntryFolded(fold(job.state, job.seq + 1, kept).outcome), 2.0)
+    assert job.leader.facts_of(of, 2.0).context == 12
 
 
 def test_requests_may_start_on_a_version_as_their_rule_says_once_that_is_known() -> None:

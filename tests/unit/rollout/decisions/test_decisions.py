@@ -18,13 +18,14 @@ from tensorhub_common.protocol.rollout.entries import (
 )
 from tensorhub_common.protocol.rollout.messages import PublishedVersions, Report, RunnerHeartbeat
 from tensorhub_rollout.core.leader import Leader, LeaderLimits
-from tensorhub_rollout.core.leader_events import HeartbeatCame, Place, ReportCame, VersionsSeen, Want
-from tensorhub_rollout.decisions.decisions import Decisions, Engines, PolicyLimits
+from tensorhub_rollout.core.leader_events import EntryFolded, HeartbeatCame, Place, ReportCame, VersionsSeen, Want
+from tensorhub_rollout.decisions.decisions import VERSIONS_LOOK_S, Decisions, Engines, PolicyLimits
 from tensorhub_rollout.log.fold import fold
 from tensorhub_rollout.log.state import RolloutState
 from tensorhub_rollout.policy.plateau import StepModel
 
 REQUEST = RequestId(3, 0)
+PAYLOAD = Payload("b" * 64, 1)
 WANTED = Want("runner-0", "newest")
 
 
@@ -46,7 +47,7 @@ def leader_of(policy: PolicyName) -> Leader:
     fold(state, 1, Lead(1, "m"))
     fold(state, 2, Attach("main", "policy", 0, "n", policy))
     group = GroupSubmitted("p", "a" * 64, 1, 1, 4)
-    fold(state, 3, Submit(SdkSender(2, 1), (group,), Payload("b" * 64, 1)))
+    fold(state, 3, Submit(SdkSender(2, 1), (group,), PAYLOAD))
     leader = Leader(state, "log", LeaderLimits(gather_s=0.0), 0.0)
     leader.handle(VersionsSeen("policy", PublishedVersions(1, (1,))), 0.0)
     leader.handle(HeartbeatCame("runner-0", RunnerHeartbeat("log", 1, 0, "policy", 8, 1, keeps_versions=True)), 0.0)
@@ -61,6 +62,26 @@ def unmeasured(leader: Leader) -> Engines:
 
 def of_no_model(leader: Leader) -> Engines:
     return Engines({runner: Unknown(1.0, 0.0, 0.0) for runner in leader.instances})
+
+
+def test_versions_are_chosen_now_and_then_and_at_once_where_an_instance_or_a_version_has_changed() -> None:
+    leader, decisions = leader_of("arrival"), Decisions(PolicyLimits(), lambda what, _: pytest.fail(what))
+
+    def is_wanted(now: float) -> bool:
+        return WANTED in [*decisions.look(leader, "policy", now)]
+
+    # The leader is not told of it, so that it is wanted whenever versions are chosen.
+    soon_s = VERSIONS_LOOK_S / 10
+    assert [is_wanted(1.0 + soon_s * at) for at in range(12)] == [True] + 9 * [False] + [True, False]
+    beat = RunnerHeartbeat("log", 1, 0, "policy", 9, 1, keeps_versions=True)
+    leader.handle(HeartbeatCame("runner-0", beat), 1.12)
+    assert [is_wanted(1.12 + soon_s * at) for at in range(2)] == [True, False]
+    leader.handle(VersionsSeen("policy", PublishedVersions(2, (1, 2))), 1.14)
+    assert [is_wanted(1.14 + soon_s * at) for at in range(2)] == [True, False]
+    group = GroupSubmitted("q", "c" * 64, 1, 1, 4, version=1)
+    leader.handle(EntryFolded(fold(leader.state, 4, Submit(SdkSender(2, 2), (group,), PAYLOAD)).outcome), 1.16)
+    assert Want("runner-0", 1) in [*decisions.look(leader, "policy", 1.16)], "a request is for that alone"
+    assert not is_wanted(1.17)
 
 
 @pytest.mark.parametrize("policy", ["arrival", "rlboost", "streamrl"])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tensorhub_common.protocol.rollout.entries import RequestId
-from tensorhub_rollout.policy.arrival import COMPARED_MAX, Arrival, ArrivalLimits, Held
+from tensorhub_rollout.policy.arrival import CANDIDATES, COMPARED_MAX, Arrival, ArrivalLimits, Held
 from tensorhub_rollout.policy.fleet_loads import AssessmentLimits
 from tensorhub_rollout.policy.lengths import Knowledge, LengthEstimate
 from tensorhub_rollout.policy.moving import MoveLimits
@@ -96,6 +96,12 @@ def test_no_more_than_the_slots_and_the_pending_ones_are_placed() -> None:
     where = placed(seen, facts({}))
     assert sum(runner == "a" for runner in where.values()) == 5
     assert sum(runner == "b" for runner in where.values()) == LIMITS.pending_max - 10
+
+
+def test_in_a_fleet_of_which_some_are_compared_equal_requests_go_one_to_each_instance() -> None:
+    names = tuple(f"r{number:02}" for number in range(5 * CANDIDATES))
+    where = placed(view(len(names), *map(instance, names)), facts({}, runners=names))
+    assert sorted(where.values()) == [*names]
 
 
 def test_a_look_compares_some_instances_of_a_large_fleet_and_the_next_look_others() -> None:

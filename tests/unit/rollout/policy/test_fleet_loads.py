@@ -7,7 +7,7 @@ import pytest
 
 from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_rollout.policy.finish_times import LEFT_MIN, Work
-from tensorhub_rollout.policy.fleet_loads import AssessmentLimits, FleetLoads
+from tensorhub_rollout.policy.fleet_loads import COUNTED_S, AssessmentLimits, FleetLoads
 from tensorhub_rollout.policy.lengths import Knowledge, LengthEstimate
 from tensorhub_rollout.policy.plateau import StepModel
 from tensorhub_rollout.policy.request_facts import Facts, RequestFacts
@@ -75,6 +75,17 @@ def test_what_is_not_looked_at_again_is_done_as_it_was_predicted() -> None:
     fleet.look(0.9 * expected_s(6), a=range(6))
     fleet.loads.add("a", Work(1.0, 1.0, 1.0, 0.0), is_due=False)
     assert fleet.loads.load("a").finish_s(STEPS) == pytest.approx(LEFT_MIN * expected_s(6) + STEPS.each_s, rel=1e-4)
+
+
+def test_how_many_requests_instances_have_is_counted_now_and_then() -> None:
+    fleet, executing = Fleet(), {of(0): None}
+    view = FleetView((), (InstanceView("a", 64, (), executing),), 1)
+    beside = []
+    for at in range(3):
+        fleet.loads.look(view, fleet.facts, 1.0 + at * COUNTED_S / 2)
+        beside.append(fleet.loads.beside)
+        executing[of(1 + at)] = None
+    assert beside == [1, 1, 3]
 
 
 def test_what_is_placed_while_an_instance_is_assessed_counts_once() -> None:

@@ -176,3 +176,27 @@ def test_what_is_urgent_is_ranked_before_what_came_earlier_and_each_once() -> No
         ranked.look(10)
     assert len(ranked.look(10)) == count + 1
     assert ranked.asked == count + 1
+
+
+@given(st.data())
+def test_what_has_come_is_told_in_its_order_of_all_priorities(data: st.DataObject) -> None:
+    queue, came, seen = WaitingQueue(), dict[int, int](), 0
+    _, number = queue.since(MODEL, -1)
+    for at in range(data.draw(st.integers(1, 30))):
+        index = data.draw(st.integers(0, 8))
+        match data.draw(st.sampled_from(["put", "put", "of another model", "discard", "ask"])):
+            case "put":
+                queue.put(of(index), MODEL, data.draw(st.integers(0, 2)), has_begun=data.draw(st.booleans()))
+                came.pop(index, None)
+                came[index] = at
+            case "of another model":
+                queue.put(of(100 + index), "other", 0, has_begun=False)
+            case "discard":
+                queue.discard(of(index))
+                came.pop(index, None)
+            case _:
+                told, number = queue.since(MODEL, number)
+                assert told == [of(each) for each, when in came.items() if when >= seen]
+                seen = at
+    told, _ = queue.since(MODEL, -1)
+    assert told == [of(each) for each in came]
