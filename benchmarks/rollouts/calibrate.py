@@ -133,7 +133,7 @@ def scenario_of(workload: Workload, took: Took) -> Scenario:
 def simulated(workload: Workload, took: Took) -> Pair:
     """Simulate a real job."""
     seeded = replace(workload, seed=took.seed)
-    scenario = scenario_of(seeded, took)
+    scenario = replace(scenario_of(seeded, took), terms_off=tuple(sorted(took.terms_off)))
     report = SimulatedJob(scenario, seeded, took.policy).run()
     is_paced = workload.step.fixed_s > 0
     return Pair(
@@ -151,7 +151,7 @@ def simulated(workload: Workload, took: Took) -> Pair:
 def pairs(found: Sequence[Compared]) -> Iterator[Pair]:
     """Simulate all jobs, those of few runners first."""
     for each in sorted(found, key=lambda each: each.workload.runners):
-        for took in sorted(each.runs, key=lambda took: (took.policy, took.seed)):
+        for took in sorted(each.runs, key=lambda took: (took.name, took.seed)):
             yield simulated(each.workload, took)
 
 
@@ -160,7 +160,7 @@ def table(found: Sequence[Pair]) -> str:
     rows = [
         [
             f"{each.runners} runners{'' if each.is_paced else ', not paced'}{', seeding' if each.seeds else ''}",
-            each.real.policy,
+            each.real.name,
             str(each.real.seed),
             str(each.kills),
             f"{each.real.tokens_per_s:.0f}",

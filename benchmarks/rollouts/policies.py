@@ -1,6 +1,6 @@
 """The policies of placement on real jobs, one after the other with the same seeds and kills.
 
-`python -m benchmarks.rollouts.policies [--rounds 3] [--seeding] [--json FILE] [--docs]`: a hub, runners with the torch
+`python -m benchmarks.rollouts.policies [--seeding | --streams] [--without TERM] [--docs]`: a hub, runners with the torch
 engine, responses of skewed lengths, SIGKILLs of runners and updates of the weights, once for each policy in each round.
 Medians over rounds are told, and ratios of runs of one round, since a shared machine is slower at one time than at
 another.
@@ -19,12 +19,14 @@ import msgspec
 
 from benchmarks import page
 from benchmarks.rollouts.trained_job import Took, TrainedJob, Workload, middle
+from tensorhub_common.config.parsers import ArrivalTerm
 from tensorhub_common.protocol.decoding import MALFORMED
 from tensorhub_common.protocol.rollout.entries import DEFAULT_POLICY, PolicyName
 from tensorhub_rollout.policy.plateau import StepModel
 
 PAGE: Final = page.DOCS / "rollouts" / "measured.md"
 POLICIES: Final[tuple[PolicyName, ...]] = get_args(PolicyName)
+TERMS: Final[tuple[ArrivalTerm, ...]] = get_args(ArrivalTerm)
 
 
 class Compared(msgspec.Struct):
@@ -35,24 +37,30 @@ class Compared(msgspec.Struct):
 
 
 async def compared(
-    workload: Workload, rounds: int, policies: Sequence[PolicyName], out: Path | None = None
+    workload: Workload,
+    rounds: int,
+    policies: Sequence[PolicyName],
+    out: Path | None = None,
+    terms_off: Sequence[ArrivalTerm] = (),
 ) -> Compared:
     """Run each policy once in each round, which has a seed of its own; the order turns from round to round.
 
-    What there is stands in `out` after each run.
+    The default policy runs once more without each of `terms_off`. What there is stands in `out` after each run.
     """
     found = Compared(workload, [])
+    every: list[tuple[PolicyName, frozenset[ArrivalTerm]]] = [(policy, frozenset()) for policy in policies]
+    every += [(DEFAULT_POLICY, frozenset({term})) for term in terms_off]
     for number in range(rounds):
-        first = number % len(policies)
-        for policy in (*policies[first:], *policies[:first]):
+        first = number % len(every)
+        for policy, off in (*every[first:], *every[:first]):
             seeded = msgspec.structs.replace(workload, seed=workload.seed + number)
             with tempfile.TemporaryDirectory(prefix="tensorhub-job-", ignore_cleanup_errors=True) as folder:
-                took = await TrainedJob(Path(folder), seeded, policy).run()
+                took = await TrainedJob(Path(folder), seeded, policy, off).run()
             found.runs.append(took)
             if out is not None:
                 write(out, found)
             said = f"{took.tokens_per_s:.0f} tokens/s in {took.seconds:.1f} s"
-            sys.stderr.write(f"seed {seeded.seed}, {policy}: {said}\n")
+            sys.stderr.write(f"seed {seeded.seed}, {took.name}: {said}\n")
     return found
 
 
@@ -61,13 +69,13 @@ def write(path: Path, found: Compared | Sequence[Compared]) -> None:
     path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
 
 
-def ratios(found: Compared, policy: PolicyName) -> list[float]:
-    """Return the throughput of a policy for each round, in parts of the default policy's."""
-    rates = {(each.policy, each.seed): each.tokens_per_s for each in found.runs}
+def ratios(found: Compared, name: str) -> list[float]:
+    """Return the throughput of a policy, as its runs name it, for each round, in parts of the default policy's."""
+    rates = {(each.name, each.seed): each.tokens_per_s for each in found.runs}
     return [
         rate / rates[DEFAULT_POLICY, seed]
-        for (name, seed), rate in rates.items()
-        if name == policy and (DEFAULT_POLICY, seed) in rates
+        for (of, seed), rate in rates.items()
+        if of == name and (DEFAULT_POLICY, seed) in rates
     ]
 
 
@@ -91,13 +99,11 @@ def table(found: Compared) -> str:
     if found.workload.seeds:
         head.insert(8, "seeds, s")
     rows = []
-    for policy in POLICIES:
-        runs = [each for each in found.runs if each.policy == policy]
-        if not runs:
-            continue
-        parts = ratios(found, policy)
+    for name in sorted({each.name for each in found.runs}):
+        runs = [each for each in found.runs if each.name == name]
+        parts = ratios(found, name)
         row = [
-            policy,
+            name,
             f"{middle(each.tokens_per_s for each in runs):.0f}",
             f"{middle(parts):.2f}",
             f"{min(parts):.2f} to {max(parts):.2f}" if parts else "",
@@ -105,7 +111,8 @@ def table(found: Compared) -> str:
             f"{middle(max(each.steps) for each in runs):.1f}",
             f"{middle(each.away_s for each in runs):.0f}",
             f"{middle(each.waits_share for each in runs):.1%}",
-            f"{middle(each.again_share for each in runs):.2%}",
+            # Without steps some of what was made is not done at the end.
+            "" if found.workload.streams else f"{middle(each.again_share for each in runs):.2%}",
             f"{middle(each.moved for each in runs):.0f}",
             f"{middle(each.computed_by_moves for each in runs):.0f}",
             f"{middle(each.computed_by_updates for each in runs):.0f}",
@@ -128,12 +135,35 @@ def main() -> None:
         workload = Workload(
             runners=options.runners, steps=options.steps, kills=options.kills, seeds=options.seeding, seed=options.seed
         )
+        if options.streams:
+            workload = streamed(workload)
         if not options.paced:
             workload = msgspec.structs.replace(workload, step=StepModel(0.0, 0.0, 0.0))
-        found = asyncio.run(compared(workload, options.rounds, options.policy or POLICIES, options.json))
+        found = asyncio.run(
+            compared(workload, options.rounds, options.policy or POLICIES, options.json, options.without)
+        )
     print(table(found))
     if options.docs:
-        page.write("policies-seeding" if found.workload.seeds else "policies", table(found), PAGE)
+        kind = "-seeding" if found.workload.seeds else "-streams" if found.workload.streams else ""
+        page.write(f"policies{kind}", table(found), PAGE)
+
+
+def streamed(workload: Workload) -> Workload:
+    """Return the same job without steps: all that is open runs, and a version comes for each eight responses.
+
+    Contexts are computed at 2.3 times the speed of generation, as in the simulator's `stream-7b`, and a version comes
+    while a response makes half of its tokens.
+    """
+    return msgspec.structs.replace(
+        workload,
+        streams=True,
+        groups=2,
+        ahead=3,
+        steps=8 * workload.steps,
+        micro_batch=4,
+        median=120.0,
+        prefill_s=0.0015,
+    )
 
 
 def runs_in(path: Path) -> list[Compared]:
@@ -163,7 +193,18 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--runners", type=int, default=4)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--kills", type=int, default=3, help="of runners, evenly over a job")
-    parser.add_argument("--seeding", action="store_true", help="the trainer's own engine generates, no step ahead")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--seeding", action="store_true", help="the trainer's own engine generates, no step ahead")
+    kind.add_argument(
+        "--streams", action="store_true", help="no steps: a version for each eight responses, three versions ahead"
+    )
+    parser.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        choices=TERMS,
+        help=f"runs {DEFAULT_POLICY} once more without this term; may be given again",
+    )
     parser.add_argument(
         "--paced",
         action=argparse.BooleanOptionalAction,

@@ -31,6 +31,7 @@ from benchmarks.demo_rl.training_run import QUIET_MODEL, ROOT
 from benchmarks.rollouts import drawn_engine
 from benchmarks.rollouts.drawn_engine import Drawn
 from tensorhub.local.hub import LocalHub, LocalRollouts
+from tensorhub_common.config.parsers import ArrivalTerm
 from tensorhub_common.errors import RolloutUnavailable, TensorHubError
 from tensorhub_common.protocol.rollout.entries import PolicyName
 from tensorhub_common.protocol.rollout.messages import EngineStep
@@ -96,14 +97,28 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     back_s: float = 25.0
     """Each is back after so long, or as soon as it can: torch alone takes 8 s of a processor."""
     seeds: bool = False
-    """Whether the trainer's own engine generates at the beginning of a step; else it is a step ahead."""
+    """Whether the trainer's own engine generates at the beginning of a step; else it is `ahead`."""
     seed_first_s: float = 3.0
+    ahead: int = 1
+    """So many steps' prompts are submitted beside those of the step that is trained, where it does not seed."""
+    streams: bool = False
+    """Whether prompts come without steps: it trains whatever has ended, as many responses as a step has for each
+    version, and submits as many groups as it has used."""
     seed: int = 0
 
     @property
     def steps_ahead(self) -> int:
-        """So many steps' prompts are submitted beside those of the step that is trained."""
-        return 0 if self.seeds else 1
+        """How many it is ahead."""
+        return 0 if self.seeds else self.ahead
+
+    @property
+    def groups_submitted(self) -> int:
+        """Groups of the whole job; without steps some are not done at its end."""
+        return self.groups * (self.steps + self.steps_ahead * self.streams)
+
+    def step_of(self, group: int) -> tuple[int, int]:
+        """Return a group's step and its number in that; without steps all are of the first one."""
+        return (0, group) if self.streams else divmod(group, self.groups)
 
     @property
     def step_responses(self) -> int:
@@ -134,6 +149,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
                 publish_s=0.0,
                 engines=1,
                 seeds=self.seeds,
+                streams=self.streams,
                 steps_ahead=self.steps_ahead,
                 seed_first_s=self.seed_first_s,
             ),
@@ -144,20 +160,20 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
     def prompt(self, group: int) -> list[int]:
         """Return the tokens of a prompt; groups count over all steps."""
-        name = draws.prompt_of(self.scenario(), *divmod(group, self.groups))
+        name = draws.prompt_of(self.scenario(), *self.step_of(group))
         chance = Random(f"prompt {self.seed} {name}")
         return [chance.randrange(VOCABULARY) for _ in range(self.prompt_tokens)]
 
     def lengths(self) -> dict[int, int]:
         """Return the lengths of all responses, by the seeds of their requests."""
         scenario = self.scenario()
-        return {
-            request_seed(SAMPLING_SEED, str(group), index): draws.length_of(
-                scenario, group // self.groups, group % self.groups * self.group_size + index
-            )
-            for group in range(self.steps * self.groups)
-            for index in range(self.group_size)
-        }
+        found = {}
+        for group in range(self.groups_submitted):
+            step, number = self.step_of(group)
+            for index in range(self.group_size):
+                length = draws.length_of(scenario, step, number * self.group_size + index)
+                found[request_seed(SAMPLING_SEED, str(group), index)] = length
+        return found
 
     def killed(self) -> list[tuple[int, str]]:
         """Return after how many responses which runner is killed."""
@@ -174,6 +190,8 @@ class Took(msgspec.Struct, kw_only=True):
 
     policy: PolicyName
     seed: int
+    terms_off: frozenset[ArrivalTerm] = frozenset()
+    """Of the policy `arrival`."""
     seconds: float
     tokens: int
     """That the trainer got."""
@@ -200,6 +218,11 @@ class Took(msgspec.Struct, kw_only=True):
     publish_s: list[float]
     engine: StepModel | None = None
     """What steps took as measured."""
+
+    @property
+    def name(self) -> str:
+        """The policy, and what of it is switched off."""
+        return " without ".join([self.policy, *sorted(self.terms_off)])
 
     @property
     def tokens_per_s(self) -> float:
@@ -231,7 +254,13 @@ class Took(msgspec.Struct, kw_only=True):
 class TrainedJob:
     """One job with one policy; `run` it once."""
 
-    def __init__(self, folder: Path, workload: Workload, policy: PolicyName) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        workload: Workload,
+        policy: PolicyName,
+        terms_off: frozenset[ArrivalTerm] = frozenset(),
+    ) -> None:
         self._folder, self._workload = folder, workload
         self._hub_directory = folder / "hub"
         self._kills = workload.killed()
@@ -239,6 +268,7 @@ class TrainedJob:
         self._lengths = workload.lengths()
         self._came: set[int] = set()
         self._submitted = 0
+        """Steps; without steps, groups."""
         self._published: dict[int, float] = {}
         self._away: dict[str, float] = {}
         """Runners that were killed, and when."""
@@ -247,6 +277,7 @@ class TrainedJob:
         self._took = Took(
             policy=policy,
             seed=workload.seed,
+            terms_off=terms_off,
             seconds=0.0,
             tokens=0,
             made=0,
@@ -272,7 +303,13 @@ class TrainedJob:
         (self._hub_directory / drawn_engine.FILE).write_bytes(msgspec.json.encode(drawn))
         own = {name: text for name, text in os.environ.items() if not name.startswith("TENSORHUB_")}
         paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        environment = {**own, **QUIET_MODEL, "PYTHONPATH": paths, "TENSORHUB_RUNNER_SLOTS": str(workload.slots)}
+        environment = {
+            **own,
+            **QUIET_MODEL,
+            "PYTHONPATH": paths,
+            "TENSORHUB_RUNNER_SLOTS": str(workload.slots),
+            "TENSORHUB_ROLLOUT_TERMS_OFF": ",".join(sorted(self._took.terms_off)),
+        }
         rollouts = LocalRollouts(workload.runners, ENGINE, self._folder / "model", JOB)
         hub = LocalHub(self._hub_directory, rollouts=rollouts, environment=environment)
         async with hub, asyncio.timeout(RUN_S_MAX):
@@ -282,8 +319,8 @@ class TrainedJob:
             self._took.made = counted_engine.tokens_made(self._hub_directory)
         self._took.ages = dict(sorted(self._ages.items()))
         self._took.engine = step_model(drawn_engine.steps_of(self._hub_directory))
-        if len(self._came) != len(self._lengths):
-            raise TensorHubError(f"{len(self._came)} of {len(self._lengths)} responses came")
+        if len(self._came) != workload.steps * workload.step_responses:
+            raise TensorHubError(f"{len(self._came)} of {workload.steps * workload.step_responses} responses came")
         return self._took
 
     async def _trained(self, hub: LocalHub, trainer: tensorhub.AsyncHub) -> None:
@@ -326,17 +363,18 @@ class TrainedJob:
         self, hub: LocalHub, rollouts: tensorhub.AsyncRollouts, engine: object | None, step: int
     ) -> None:
         workload, took = self._workload, self._took
-        while self._submitted <= min(step + workload.steps_ahead, workload.steps - 1):
-            groups = _groups(workload, self._submitted)
-            prompts = [tensorhub.Prompt(workload.prompt(each), id=str(each)) for each in groups]
-            await rollouts.submit(prompts, priority=-self._submitted)
+        if workload.streams:
+            await self._submit_used(rollouts)
+        while not workload.streams and self._submitted <= min(step + workload.steps_ahead, workload.steps - 1):
+            await self._submit(rollouts, _groups(workload, self._submitted), priority=-self._submitted)
             self._submitted += 1
         if engine is not None:
             began = time.monotonic()
             async with rollouts.seeding(engine, initial_s=workload.seed_first_s):
                 pass
             took.seeded_s += time.monotonic() - began
-        wanted, left = [str(each) for each in _groups(workload, step)], workload.step_responses
+        wanted = None if workload.streams else [str(each) for each in _groups(workload, step)]
+        left = workload.step_responses
         while left:
             began = time.monotonic()
             count = min(workload.micro_batch, left)
@@ -348,6 +386,21 @@ class TrainedJob:
                 self._kill_due(hub)
                 await asyncio.sleep(workload.token_s * sum(len(each.token_ids) for each in batch.responses))
                 await batch.done()
+            if workload.streams:
+                await self._submit_used(rollouts)
+
+    async def _submit(self, rollouts: tensorhub.AsyncRollouts, groups: Iterable[int], priority: int = 0) -> None:
+        prompts = [tensorhub.Prompt(self._workload.prompt(each), id=str(each)) for each in groups]
+        await rollouts.submit(prompts, priority=priority)
+
+    async def _submit_used(self, rollouts: tensorhub.AsyncRollouts) -> None:
+        """Submit as many groups as are used, so that as many are open as at the beginning."""
+        workload = self._workload
+        used = len(self._came) // workload.group_size
+        upto = min(workload.groups_submitted, used + workload.groups * (1 + workload.steps_ahead))
+        if upto > self._submitted:
+            await self._submit(rollouts, range(self._submitted, upto))
+            self._submitted = upto
 
     def _take(self, batch: tensorhub.AsyncBatch) -> None:
         took = self._took
