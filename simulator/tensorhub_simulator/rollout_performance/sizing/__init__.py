@@ -2,5 +2,5 @@
 
 `job` and `comparison` import it. It imports `config` and `models`.
 
-Seams: `allocate`, `profile`.
+Seams: `allocate`, `fleet_size`, `profile`.
 """

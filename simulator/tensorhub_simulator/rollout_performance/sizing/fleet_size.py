@@ -2,7 +2,13 @@
 
 After each step it is asked by how much generation was slower than training (`policy.allocation`). What one instance
 more or less would change is the measured time in the proportion that the profile says (`profile`).
+
+Steps that are made beside each other are judged together: a step's measured time ends with its longest response, which
+may be whole before that of the step before, so that one has less than nothing and the next one more than it took.
 """
+
+from collections import deque
+from statistics import fmean
 
 from tensorhub_rollout.policy.allocation import wants_one_less, wants_one_more
 from tensorhub_simulator.rollout_performance.config.scenario import Scenario
@@ -20,6 +26,8 @@ class FleetSize:
         """How many there were to be in each step that is over."""
         self._scenario = scenario
         self._ended_at = 0.0
+        self._took_s: deque[tuple[float, float]] = deque(maxlen=scenario.trainer.steps_ahead + 1)
+        """Generation and training of the last steps, as many as are made beside each other."""
         self._settled_in = 0
         """How many steps were begun with another number."""
 
@@ -29,10 +37,12 @@ class FleetSize:
         # A step that is made ahead has the fleet once the one before it has left it.
         generation_s = step.ends[-1] - max(step.submitted_at, self._ended_at)
         self._ended_at = step.ends[-1]
+        self._took_s.append((generation_s, training_s))
         if self._settled_in:
             self._settled_in -= 1
             return
         before = self.units
+        generation_s, training_s = (fmean(each) for each in zip(*self._took_s, strict=True))
         by = generation_of(self._scenario, self._scenario.engine, step.number)
         share = generation_s / by(self.units)
         if self.units < self._scenario.spot.most and wants_one_more(

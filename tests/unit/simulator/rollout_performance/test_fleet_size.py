@@ -7,6 +7,8 @@ import pytest
 
 from tensorhub_simulator.rollout_performance.config.decoding import decode
 from tensorhub_simulator.rollout_performance.config.scenario import Scenario, ScenarioError
+from tensorhub_simulator.rollout_performance.models.step_progress import StepProgress
+from tensorhub_simulator.rollout_performance.sizing.fleet_size import FleetSize
 from tensorhub_simulator.rollout_performance.systems.systems import job_of
 
 JOB = b"""
@@ -42,6 +44,19 @@ def test_a_fleet_that_is_faster_than_its_trainer_gives_back_and_loses_nothing() 
     assert found.instances[0] == 6 > found.instances[-1] >= 1
     assert found.made == found.tokens
     assert found.spot_s < 0.9 * 6 * found.seconds
+
+
+def test_a_step_that_seems_short_beside_a_long_one_gives_nothing_back() -> None:
+    """A step ahead, each second step seems to take 40 s and the others 260: 150 s each, where training takes 100."""
+    size = FleetSize(job(), 6)
+    for number, end_s in enumerate((260.0, 300.0, 560.0, 600.0, 860.0, 900.0)):
+        size.step_ended(StepProgress(job().trainer, number, ends=[end_s]), 100.0)
+    assert size.units_of_steps == [6] * 6
+    in_step = job(steps_ahead=0)
+    size = FleetSize(in_step, 6)
+    for number, end_s in enumerate((260.0, 300.0)):
+        size.step_ended(StepProgress(in_step.trainer, number, ends=[end_s]), 100.0)
+    assert size.units == 5, "of steps one after the other each tells by itself"
 
 
 def test_a_number_that_there_is_not_is_told() -> None:
