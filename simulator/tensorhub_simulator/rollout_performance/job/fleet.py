@@ -221,7 +221,7 @@ class Fleet:
 
     def fetch_alone(self, machine: Machine) -> None:
         """Have one machine fetch the newest version that others have, or fetch already."""
-        self._fetch(machine, self._arrivals.one_s())
+        self._fetch(machine, self._arrivals.one_s(is_far=machine.name in self.far))
 
     def sample(self, seen: Timeline) -> None:
         """Note the moment in a timeline, and go on so."""

@@ -69,9 +69,9 @@ class Arrivals:
         self._weights, self._load_s, self._far = scenario.weights, scenario.spot.load_s, scenario.far
         self._random = Random(f"arrivals {scenario.seed}")
 
-    def one_s(self) -> float:
-        """Return how long a version takes to one machine at the trainer's site that asks alone, in seconds."""
-        return self.each_s(1, 0)[0][0]
+    def one_s(self, *, is_far: bool = False) -> float:
+        """Return how long a version takes to one machine that asks alone, in seconds: over the line, where it is far."""
+        return self.each_s(0, 1)[1][0] if is_far else self.each_s(1, 0)[0][0]
 
     def each_s(self, here: int, there: int) -> tuple[list[float], list[float]]:
         """Return the same of so many that ask at once, at the trainer's site and at the far one."""

@@ -54,6 +54,17 @@ def test_what_a_far_site_makes_is_trained_and_a_slow_line_and_slow_engines_cost_
     assert job_of(job(engine=slow), "arrival").run().seconds > whole.seconds
 
 
+def test_a_far_instance_that_stayed_on_its_version_has_the_next_one_over_the_line() -> None:
+    """A version takes 40 s over the slow line, about as long as the whole job, and 0.8 s over the other one."""
+    found = {}
+    for gbit_s in (10, 0.2):
+        scenario = job(gbit_s=gbit_s)
+        trainer = msgspec.structs.replace(scenario.trainer, steps=6, steps_ahead=1)
+        spot = msgspec.structs.replace(scenario.spot, changes=((0.0, 0),))
+        found[gbit_s] = job_of(msgspec.structs.replace(scenario, trainer=trainer, spot=spot), "arrival").run()
+    assert found[0.2].seconds > found[10].seconds + 60, "two versions at least are waited for"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
