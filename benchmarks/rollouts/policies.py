@@ -1,7 +1,7 @@
 """The policies of placement on real jobs, one after the other with the same seeds and kills.
 
-`python -m benchmarks.rollouts.policies [--seeding | --streams] [--without TERM] [--docs]`: a hub, runners with the torch
-engine, responses of skewed lengths, SIGKILLs of runners and updates of the weights, once for each policy in each round.
+`python -m benchmarks.rollouts.policies [--seeding | --streams] [--without TERM] [--docs]`: a hub, runners with the
+torch engine, responses of skewed lengths, SIGKILLs of runners and updates of the weights, once for each policy a round.
 Medians over rounds are told, and ratios of runs of one round, since a shared machine is slower at one time than at
 another.
 """

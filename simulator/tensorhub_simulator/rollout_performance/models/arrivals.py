@@ -70,7 +70,7 @@ class Arrivals:
         self._random = Random(f"arrivals {scenario.seed}")
 
     def one_s(self, *, is_far: bool = False) -> float:
-        """Return how long a version takes to one machine that asks alone, in seconds: over the line, where it is far."""
+        """Return how long a version takes to one machine that asks alone, in seconds, at one site or the other."""
         return self.each_s(0, 1)[1][0] if is_far else self.each_s(1, 0)[0][0]
 
     def each_s(self, here: int, there: int) -> tuple[list[float], list[float]]:
