@@ -95,6 +95,8 @@ class Pair(msgspec.Struct, frozen=True):
     is_paced: bool
     seeds: bool
     """Whether the trainer's own engine generates too."""
+    streams: bool
+    """Whether it takes no steps."""
     real: Took
     tokens_per_s: float
     """Simulated."""
@@ -141,6 +143,7 @@ def simulated(workload: Workload, took: Took) -> Pair:
         len(took.kills),
         is_paced,
         workload.seeds,
+        workload.streams,
         took,
         report.tokens / sum(report.step_s),
         report.step_s,
@@ -159,7 +162,7 @@ def table(found: Sequence[Pair]) -> str:
     """Return the errors in a sentence, and each job in a row."""
     rows = [
         [
-            f"{each.runners} runners{'' if each.is_paced else ', not paced'}{', seeding' if each.seeds else ''}",
+            f"{each.runners} runners{_kind(each)}",
             each.real.name,
             str(each.real.seed),
             str(each.kills),
@@ -174,6 +177,11 @@ def table(found: Sequence[Pair]) -> str:
     ]
     head = ["", "policy", "seed", "kills", "tokens/s", "simulated", "error", "of a step", "at worst", "trainer waits"]
     return f"{sentence(found)}\n\n{page.table(head, rows)}"
+
+
+def _kind(pair: Pair) -> str:
+    kinds = {"not paced": not pair.is_paced, "seeding": pair.seeds, "no steps": pair.streams}
+    return "".join(f", {kind}" for kind, is_meant in kinds.items() if is_meant)
 
 
 def sentence(found: Sequence[Pair]) -> str:

@@ -319,8 +319,9 @@ class TrainedJob:
             self._took.made = counted_engine.tokens_made(self._hub_directory)
         self._took.ages = dict(sorted(self._ages.items()))
         self._took.engine = step_model(drawn_engine.steps_of(self._hub_directory))
-        if len(self._came) != workload.steps * workload.step_responses:
-            raise TensorHubError(f"{len(self._came)} of {workload.steps * workload.step_responses} responses came")
+        expected = workload.steps * workload.step_responses
+        if len(self._came) < expected or (len(self._came) > expected and not workload.streams):
+            raise TensorHubError(f"{len(self._came)} of {expected} responses came")
         return self._took
 
     async def _trained(self, hub: LocalHub, trainer: tensorhub.AsyncHub) -> None:
@@ -374,15 +375,14 @@ class TrainedJob:
                 pass
             took.seeded_s += time.monotonic() - began
         wanted = None if workload.streams else [str(each) for each in _groups(workload, step)]
-        left = workload.step_responses
-        while left:
+        # Without steps a batch may have more than is asked for: these count for the next version.
+        while (left := (step + 1) * workload.step_responses - len(self._came)) > 0:
             began = time.monotonic()
             count = min(workload.micro_batch, left)
             async with contextlib.aclosing(rollouts.batches(count, whole_groups=False, groups=wanted)) as batches:
                 batch = await anext(batches)
                 took.waited_s += time.monotonic() - began
                 self._take(batch)
-                left -= len(batch.responses)
                 self._kill_due(hub)
                 await asyncio.sleep(workload.token_s * sum(len(each.token_ids) for each in batch.responses))
                 await batch.done()
