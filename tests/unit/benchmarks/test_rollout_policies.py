@@ -1,5 +1,6 @@
 """Benchmarks of the policies of placement: what is drawn, what runs add up to, and real jobs beside simulated ones."""
 
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 
@@ -169,6 +170,22 @@ def test_a_job_is_simulated_as_it_was_with_its_lengths_and_kills() -> None:
     calm = simulated(msgspec.structs.replace(workload, kills=0), real)
     assert calm.tokens_per_s > found.tokens_per_s
     assert "2 real jobs" in sentence([found, calm])
+
+
+def test_a_job_without_steps_has_the_lengths_of_its_stream_and_is_simulated_without_the_term() -> None:
+    workload = policies.streamed(Workload(runners=2, steps=1, kills=0))
+    lengths = workload.lengths()
+    assert len(lengths) == workload.group_size * workload.groups * (workload.steps + workload.ahead)
+    tokens = sum(islice(lengths.values(), workload.steps * workload.step_responses))
+    real = msgspec.structs.replace(took("arrival", 0, 30.0), engine=workload.step, tokens=tokens, waited_s=25.0)
+    real = msgspec.structs.replace(real, steps=[30.0 / workload.steps] * workload.steps)
+    less = msgspec.structs.replace(real, terms_off=frozenset({"activation"}))
+    assert simulated(workload, real).tokens_per_s > 1.1 * simulated(workload, less).tokens_per_s
+    found = Compared(workload, [real, less])
+    assert ratios(found, "arrival without activation") == [1.0]
+    said = table(found)
+    assert "arrival without activation" in said
+    assert "1.00%" not in said, "some of what was made is not done at the end"
 
 
 @pytest.mark.parametrize(
