@@ -346,6 +346,8 @@ class Leader:
         # Before all runners have reported it is not known who has what.
         if instance is not None and instance.keeps_versions and self.fleet.has_gathered:
             instance.version_wanted = event.version
+            arrivals, version = self.models[instance.model].arrivals, event.version
+            arrivals.wanted(event.runner, None if version == "newest" else version, self._context.now)
             self.fleet.note_changed(instance)
             self.open_requests.end_unreachable(instance.model)
 

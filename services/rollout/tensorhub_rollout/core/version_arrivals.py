@@ -1,10 +1,12 @@
 """When the newest version will be in an instance's memory: as its runner tells, or as long as it took before. Pure.
 
 A runner tells how long its transfer will take, as fast as it goes now. Before it has begun to, an instance is expected
-to take as long as at its last version, counted from the publication; one of which that is not known takes as long as
-the others did. What is overdue is not expected any more: it may never come.
+to take as long as at its last version, counted from the publication, or from when it was told to go on from a version
+that it was to keep. One of which that is not known takes as long as the others did. What is overdue is not expected any
+more: it may never come. Nor is the newest version expected on an instance that is to keep another one.
 """
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
@@ -39,6 +41,10 @@ class VersionArrivals:
     """By runner: how long its last version took."""
     _latest_s: deque[float] = field(default_factory=lambda: deque(maxlen=OTHERS_MAX))
     _told: dict[str, _Told] = field(default_factory=dict)
+    _wanted: dict[str, int] = field(default_factory=dict)
+    """By runner: the version that it is to keep, where it is not to follow the newest one."""
+    _goes_on_at: dict[str, float] = field(default_factory=dict)
+    """By runner: when it was told to follow the newest one again, having kept an older one, until it has it."""
     _had: set[str] = field(default_factory=set)
     """Runners that have had a version. One that begins to run reads the newest, however long ago that was published."""
 
@@ -49,6 +55,15 @@ class VersionArrivals:
             self._told.clear()
             self.changes += 1
 
+    def wanted(self, runner: str, version: int | None, now: float) -> None:
+        """Take what a runner was told to have: one version, or the newest one (None)."""
+        if version is not None:
+            self._wanted[runner] = version
+            self._goes_on_at.pop(runner, None)
+        elif self._wanted.pop(runner, self.version) != self.version:
+            self._goes_on_at[runner] = now
+        self.changes += 1
+
     def heard(self, runner: str, before: int | None, version: int | None, loads_in_s: float | None, now: float) -> None:
         """Take what a runner has in memory, what it had at its last heartbeat, and when it says it has the next one."""
         if loads_in_s is not None:
@@ -57,9 +72,11 @@ class VersionArrivals:
         elif self._told.pop(runner, None) is not None:
             self.changes += 1
         if version == self.version and before != version and self._published_at is not None and runner in self._had:
-            self._took_s[runner] = now - self._published_at
-            self._latest_s.append(now - self._published_at)
+            self._took_s[runner] = took_s = now - max(self._published_at, self._goes_on_at.get(runner, -math.inf))
+            self._latest_s.append(took_s)
             self.changes += 1
+        if version == self.version:
+            self._goes_on_at.pop(runner, None)
         if version is not None:
             self._had.add(runner)
 
@@ -67,12 +84,14 @@ class VersionArrivals:
         """Forget a runner."""
         self._told.pop(runner, None)
         self._took_s.pop(runner, None)
+        self._wanted.pop(runner, None)
+        self._goes_on_at.pop(runner, None)
         self._had.discard(runner)
         self.changes += 1
 
     def arrives_in_s(self, runner: str, version: int | None, now: float) -> float | None:
         """Return in how many seconds one with `version` has the newest; None: it has, or that is not known."""
-        if self.version is None or version == self.version:
+        if self.version is None or version == self.version or self._wanted.get(runner, self.version) != self.version:
             return None
         told = self._told.get(runner)
         if told is not None:
@@ -82,7 +101,7 @@ class VersionArrivals:
             took_s = median(self._latest_s)
         if took_s is None or self._published_at is None:
             return None
-        return _left(took_s, now - self._published_at)
+        return _left(took_s, now - max(self._published_at, self._goes_on_at.get(runner, -math.inf)))
 
 
 def _left(whole_s: float, gone_s: float) -> float | None:

@@ -51,6 +51,32 @@ def test_what_a_runner_tells_counts_more_and_grows_old() -> None:
     assert arrivals.arrives_in_s("a", 1, 105.0) == LEAST_S
 
 
+def test_one_that_kept_an_older_version_takes_as_long_as_from_when_it_is_to_go_on() -> None:
+    arrivals = after_two_versions()
+    arrivals.wanted("a", 1, 100.5)
+    assert arrivals.arrives_in_s("a", 1, 101.0) is None, "it does not come while another one is to be kept"
+    arrivals.wanted("a", None, 160.0)
+    assert arrivals.arrives_in_s("a", 1, 161.0) == pytest.approx(3.0)
+    arrivals.heard("a", 1, 2, None, 165.0)
+    arrivals.published(3, 200.0, is_new=True)
+    assert arrivals.arrives_in_s("a", 2, 200.0) == pytest.approx(5.0)
+
+
+def test_one_that_is_to_have_the_newest_version_alone_has_it_as_soon_as_one_that_follows() -> None:
+    arrivals = after_two_versions()
+    arrivals.wanted("a", 2, 101.0)
+    assert arrivals.arrives_in_s("a", 1, 101.0) == pytest.approx(3.0)
+    arrivals.wanted("a", None, 102.0)
+    assert arrivals.arrives_in_s("a", 1, 102.0) == pytest.approx(2.0)
+    # A newer one is published before it has that.
+    arrivals.wanted("a", 2, 103.0)
+    arrivals.published(3, 104.0, is_new=True)
+    assert arrivals.arrives_in_s("a", 1, 104.0) is None
+    arrivals.wanted("a", 1, 105.0)
+    arrivals.lost("a")
+    assert arrivals.arrives_in_s("a", 1, 105.0) == pytest.approx(3.0)
+
+
 def test_what_is_overdue_is_not_expected() -> None:
     arrivals = after_two_versions()
     assert arrivals.arrives_in_s("a", 1, 104.5) == LEAST_S
