@@ -15,7 +15,7 @@ from tensorhub_rollout.policy.rank_order import Rank, RankOrder
 from tensorhub_rollout.policy.request_facts import Facts
 from tensorhub_rollout.policy.view import FleetView, InstanceView
 
-LOOKS_A_ROUND: Final = 256
+LOOKS_A_ROUND: Final = 128
 """After so many looks all was estimated anew, where `RENEWED_MAX` and `AT_WORK_MAX` allow it."""
 AT_WORK_MAX: Final = 128
 """Limit of the requests on instances that one look estimates, but for the last instance that it looks at."""
