@@ -120,8 +120,9 @@ async def generating(
         if retained is not None:
             await trainer.retain(MODEL, last=retained)
         await weights.publish(1)
+        # With `arrival` an instance leaves out versions, and all of a few responses may be of the first one.
         rollouts = await trainer.rollouts(
-            MODEL, group_size=GROUP_SIZE, sampling=SAMPLING, staleness=1000, on_update=on_update
+            MODEL, group_size=GROUP_SIZE, sampling=SAMPLING, staleness=1000, on_update=on_update, policy="rlboost"
         )
         await until_answer(rollouts.status, lambda said: sum(e.state == "serving" for e in said.instances) == 3)
         prompts = [

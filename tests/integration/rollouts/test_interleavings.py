@@ -150,7 +150,7 @@ async def test_a_runner_that_restarts_within_its_silence_ends_its_attempts(tmp_p
 
 async def test_a_trainer_that_went_back_to_a_checkpoint_gets_nothing_of_the_steps_that_it_left(tmp_path: Path) -> None:
     """Its ids are free, also for other prompts, and the trainer before is told that it is over."""
-    async with rollout_job(tmp_path, managers=1, step_s=STEP_S) as job:
+    async with rollout_job(tmp_path, managers=1, tokens_max=LONG, step_s=STEP_S) as job:
         rollouts = await job.attach(name="watcher")
         await job.until_serving(rollouts, 3)
         old = RemoteTrainer(job, name="steps")
@@ -213,7 +213,8 @@ def is_held_back(status: RolloutStatus) -> bool:
 async def test_versions_that_come_faster_than_prompts_are_computed_stop_no_response(tmp_path: Path) -> None:
     """A prompt takes longer than a version lasts, and each attempt gets on by a token between two versions."""
     async with rollout_job(tmp_path, managers=1, tokens_max=30, FAKE_PREFILL_STEPS="30") as job:
-        rollouts = await job.attach()
+        # With `arrival` an instance leaves out versions, and computes its prompts meanwhile.
+        rollouts = await job.attach(policy="rlboost")
         await job.until_serving(rollouts, 3)
         await job.submit(rollouts, 6)
         taking = asyncio.create_task(job.take_all(rollouts))
