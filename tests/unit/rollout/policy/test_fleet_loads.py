@@ -135,3 +135,13 @@ def test_an_instance_may_be_assessed_whole_once_its_assessment_is_old() -> None:
     assert fleet.finish_s("a") == pytest.approx(expected_s(5))
     assert not fleet.loads.is_old("a")
     assert fleet.look(1.6, a=range(5), b=range(20, 22)) == [20, 21]
+
+
+def test_nothing_is_known_of_what_the_last_instance_had_once_its_machine_goes_away() -> None:
+    fleet = Fleet()
+    fleet.look(0.0, a=range(6))
+    assert fleet.loads.loads().keys() == {"a"}
+    going = InstanceView("a", 64, (), tuple(map(of, range(6))), is_leaving=True)
+    fleet.loads.look(FleetView((), (going,), 1), fleet.facts, 0.5)
+    assert fleet.loads.loads() == {}
+    assert fleet.loads.contexts() == {}
