@@ -84,10 +84,11 @@ def wrongs(scenario: Scenario) -> Iterator[str]:
     yield from _wrongs_of_spot(spot)
     if not scenario.systems:
         yield "systems is empty: name at least one, or leave it out"
-    if spot.delta_from is not None and (trainer.seeds or not 1 <= spot.delta_from <= spot.most):
+    is_other = trainer.seeds or trainer.streams
+    if spot.delta_from is not None and (is_other or not 1 <= spot.delta_from <= spot.most):
         yield (
             f"spot.delta_from is {spot.delta_from}, and must be from 1 to the {spot.most} that there are, with "
-            "trainer.seeds: false"
+            "trainer.seeds: false and trainer.streams: false"
         )
 
 

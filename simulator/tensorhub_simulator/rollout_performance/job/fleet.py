@@ -73,6 +73,11 @@ class Fleet:
         return [each for each in self.machines.values() if not each.is_local and each.name not in self.far]
 
     @property
+    def _staying(self) -> list[Machine]:
+        """Return those of them that were not told to go: no machine goes twice."""
+        return [each for each in self.spot if not each.core.is_leaving]
+
+    @property
     def local(self) -> list[Machine]:
         """Return the trainer's own."""
         return [each for each in self.machines.values() if each.is_local]
@@ -103,7 +108,7 @@ class Fleet:
 
     def _change_available(self, count: int) -> None:
         self._available = count
-        spot = self.spot
+        spot = self._staying
         going = len(spot) + len(self.booting) - count
         for name in [*self.booting][: max(0, going)]:
             self.spot_s += self._agenda.now - self.booting.pop(name)
@@ -132,7 +137,7 @@ class Fleet:
 
     def let_one_go(self) -> None:
         """Have the spot machine go that came last, once it has given back what it has."""
-        if spot := self.spot:
+        if spot := self._staying:
             spot[-1].tell(PreemptionNoticed())
             self._agenda.after(self._look_s, partial(self._end_drained, spot[-1]))
 
@@ -196,9 +201,11 @@ class Fleet:
         self._agenda.after(SILENCE_S, partial(self._missed, machine.name))
         if not machine.is_local and machine.name not in self.far:
             self.spot_s += self._agenda.now - machine.began_at
-            self.lost += machine.engine.has_work
-            if self._timeline is not None and machine.engine.has_work and not self._is_over:
-                self._timeline.lost_s.append(self._agenda.now)
+            # What generates for a job that is over loses nothing.
+            if machine.engine.has_work and not self._is_over:
+                self.lost += 1
+                if self._timeline is not None:
+                    self._timeline.lost_s.append(self._agenda.now)
 
     def end_all(self) -> None:
         """Let all go, for the job is over."""

@@ -28,7 +28,7 @@ class Report(msgspec.Struct, frozen=True):
     """Of all spot instances, from their boot on."""
     cost: float
     lost: int
-    """Instances that went with work on them."""
+    """Spot instances that went with work on them before the job was over."""
     step_s: tuple[float, ...]
     step_tokens: tuple[int, ...]
     """Trained in each step."""

@@ -184,8 +184,10 @@ class LaminarRun(JobRun):
         for each in self._repacking.actions(view, self._relays, self._context_of, self._agenda.now):
             if isinstance(each, WantAction):
                 assert isinstance(each.version, int)
-                machine = self._fleet.machines[each.runner]
-                self._agenda.after(0.0, partial(machine.stage, each.version, PULL_S))
+                machine = self._fleet.machines.get(each.runner)
+                # An instance takes a version from its own relay: both are gone where the leader doesn't know it yet.
+                if machine is not None:
+                    self._agenda.after(0.0, partial(machine.stage, each.version, PULL_S))
             else:
                 actions.append(each)
         yield from said(actions)

@@ -39,8 +39,9 @@ def _disaggregated(scenario: Scenario) -> Trainer:
     return replace(_at_once(scenario.trainer), seeds=False)
 
 
-def _not_ahead(scenario: Scenario) -> Trainer:
-    return replace(scenario.trainer, steps_ahead=0)
+def _in_rounds(scenario: Scenario) -> Trainer:
+    """Return a trainer with steps: each is a round."""
+    return replace(scenario.trainer, steps_ahead=0, streams=False)
 
 
 def _in_turns(_: Known) -> Placing:
@@ -71,8 +72,8 @@ _DRIVES = (
     Drive("waitall", trainer=_waiting, has_others=False, place=_in_turns),
     Drive("rollpacker", trainer=_waiting, loop=RoundsTrainer, has_others=False, place=_in_turns),
     Drive("seer", place=_seer),
-    Drive("rounds", "arrival", trainer=_not_ahead, loop=RoundsTrainer),
-    Drive("graded", "arrival", trainer=_not_ahead, loop=GradedTrainer),
+    Drive("rounds", "arrival", trainer=_in_rounds, loop=RoundsTrainer),
+    Drive("graded", "arrival", trainer=_in_rounds, loop=GradedTrainer),
     Drive("polyrl", loop=polyrl.PolyrlTrainer, place=polyrl.groups_in_turns, misfit=polyrl.misfit_of),
     Drive("laminar", misfit=laminar.misfit_of),
 )

@@ -62,3 +62,5 @@ def test_a_step_that_seems_short_beside_a_long_one_gives_nothing_back() -> None:
 def test_a_number_that_there_is_not_is_told() -> None:
     with pytest.raises(ScenarioError, match=r"spot.delta_from is 7, and must be from 1 to the 6"):
         decode(JOB.replace(b"delta_from: 1", b"delta_from: 7"), "growing")
+    with pytest.raises(ScenarioError, match=r"with trainer.seeds: false and trainer.streams: false"):
+        decode(JOB.replace(b"seeds: false", b"seeds: false, streams: true"), "growing")

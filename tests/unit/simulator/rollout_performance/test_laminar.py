@@ -147,6 +147,15 @@ def test_packing_what_is_left_is_worth_something_where_responses_take_long() -> 
     assert packed.tokens_per_s > 1.05 * alone.tokens_per_s
 
 
+def test_an_instance_whose_machine_goes_as_its_batch_ends_takes_no_version_and_its_responses_are_made_elsewhere() -> (
+    None
+):
+    """The leader finds it lost half a second later, and looks meanwhile."""
+    found = job_of(stream("[[0, 4]]", "[[0, 4], [5.5, 2]]"), "laminar").run()
+    assert found.responses == 10 * 4 * 4
+    assert found.lost
+
+
 def test_a_trainer_without_any_step_ahead_is_refused() -> None:
     with pytest.raises(ScenarioError, match=r"with older weights: set trainer\.seeds to false"):
         list(cases(stream("streams: true, steps_ahead: 2", "steps_ahead: 0"), ["laminar"], 1, _same, alone=True))
