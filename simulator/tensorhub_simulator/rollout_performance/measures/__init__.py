@@ -2,5 +2,5 @@
 
 `job` fills it, and `comparison` shows it. It imports `config` and `models`.
 
-Seams: `ages`, `limits`, `report`, `tails`.
+Seams: `ages`, `limits`, `report`, `tails`, `timeline`.
 """
