@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -10,6 +11,8 @@ from typing import Final
 import pytest
 from tests import longest_first
 from tools.docs import links
+
+from tensorhub_common.config.settings import Settings
 
 ROOT: Final = Path(__file__).parents[1]
 INSTALLED: Final = ("libs", "services", "simulator")
@@ -179,6 +182,12 @@ def test_the_files_of_the_commonest_changes_exist() -> None:
         paths = [path for path in re.findall(r"`([^`]+)`", row) if "/" in path and not path.startswith("app/")]
         assert paths, row
         assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_each_setting_is_read_by_a_program() -> None:
+    """One that is described, parsed and passed on to none does nothing, and no error says so."""
+    code = "\n".join(path.read_text() for path in python_files("libs", "services"))
+    assert [each.name for each in fields(Settings) if not re.search(rf"\.{each.name}\b", code)] == []
 
 
 PACKAGES: Final = (

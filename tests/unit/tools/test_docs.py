@@ -1,13 +1,14 @@
 """The site and its pages: what is generated is as the code is, and what is written by hand names what exists."""
 
 import ast
+import inspect
 import json
 import random
 import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -31,8 +32,10 @@ from tensorhub_common.protocol.log.events import CommandRejected, Event, kind_of
 from tensorhub_common.protocol.log.levels import NEWEST_LEVEL
 from tensorhub_common.protocol.queries import QueryError
 from tensorhub_common.protocol.rollout import questions
-from tensorhub_common.protocol.rollout.entries import decode
+from tensorhub_common.protocol.rollout.entries import PolicyName, decode
 from tensorhub_simulator.drivers.catalog import CatalogDriver
+from tensorhub_simulator.faultsim.mutants.planting import BUGS
+from tensorhub_simulator.rollouts import bugs
 
 DOCS = links.ROOT / "docs"
 BOOK = document()
@@ -83,6 +86,13 @@ def test_every_command_message_channel_and_public_name_is_told() -> None:
             assert f"`{name}`" in reference
         elif not name.startswith("_"):
             assert f"::: tensorhub.{name}\n" in reference
+
+
+@pytest.mark.parametrize("policy", get_args(PolicyName))
+def test_each_policy_that_a_trainer_may_name_is_told_where_it_is_named(policy: str) -> None:
+    assert f'\n| `"{policy}"`' in (DOCS / "guides" / "rollouts.md").read_text()
+    for hub in (tensorhub.Hub, tensorhub.AsyncHub):
+        assert f'"{policy}"' in str(inspect.getdoc(hub.rollouts)).partition("policy: ")[2]
 
 
 def test_the_chart_is_of_the_figures_in_the_page() -> None:
@@ -207,6 +217,8 @@ def test_an_interleaving_names_places_that_exist(row: list[str]) -> None:
         assert (links.ROOT / path).is_file(), path
         if test:
             assert re.search(rf"def {test}\b", (links.ROOT / path).read_text()), place
+    for names in re.findall(r"planted as ((?:`[\w-]+`(?:, | and )?)+)", row[2]):
+        assert {*re.findall(r"`([\w-]+)`", names)} <= BUGS.keys() | bugs.BUGS.keys()
 
 
 NAMES = {"job": "run-7", "verb": "want", "agent": "a", "asker": "b", "model": "m", "noun": "version", "what": "retired"}

@@ -14,6 +14,7 @@ from typing import Final, Literal, NamedTuple, get_args
 from urllib.parse import urlsplit
 
 from tensorhub_common.errors import InvalidName
+from tensorhub_common.protocol.rollout.entries import ArrivalTerm
 from tensorhub_common.protocol.subjects import check_name
 
 COUNT_MAX: Final = 9999
@@ -26,7 +27,6 @@ _NATS_SCHEMES: Final = ("nats", "tls", "ws", "wss")
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["console", "json"]
 RunnerInstall = Literal["staged", "mapped"]
-ArrivalTerm = Literal["activation", "admission", "migration", "retention", "seeding"]
 
 
 class Listen(NamedTuple):
@@ -230,9 +230,8 @@ def arrival_terms(text: str) -> frozenset[ArrivalTerm]:
     named = {each.strip() for each in text.split(",")} if text else set()
     unknown = sorted(named - terms)
     if unknown:
-        raise ValueError(
-            f"must be of admission, migration and seeding, with commas between: {unknown[0]!r:.40} is none"
-        )
+        known = ", ".join(get_args(ArrivalTerm))
+        raise ValueError(f"must be of {known}, with commas between: {unknown[0]!r:.40} is none")
     return frozenset(each for each in terms if each in named)
 
 

@@ -14,13 +14,14 @@ import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast, get_args
 
 from tensorhub_common.auth.tls import TlsFiles
 from tensorhub_common.config import parsers as values
-from tensorhub_common.config.parsers import ArrivalTerm, RunnerInstall
+from tensorhub_common.config.parsers import RunnerInstall
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.protocol.plans import SHARES_MAX
+from tensorhub_common.protocol.rollout.entries import ArrivalTerm
 
 PREFIX: Final = "TENSORHUB_"
 HOST_CHARS_MAX: Final = 48
@@ -411,7 +412,7 @@ class Settings:
     rollout_terms_off: frozenset[ArrivalTerm] = _variable(
         values.arrival_terms,
         "",
-        unit="activation, admission, migration, retention, seeding",
+        unit=", ".join(get_args(ArrivalTerm)),
         example="admission,migration",
         meaning="Terms of the policy `arrival` that a rollout manager does without, with commas between: `activation` "
         "(an instance stays on its version while requests may begin on it, and much runs), `admission` "

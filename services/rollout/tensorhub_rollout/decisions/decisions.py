@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from tensorhub_common.protocol.rollout.entries import RequestId
+from tensorhub_common.protocol.rollout.entries import ArrivalTerm, RequestId
 from tensorhub_common.protocol.rollout.questions import SeedingAnswer, SeedingQuestion
 from tensorhub_rollout.answers.sdk import answer_seeding
 from tensorhub_rollout.core.leader import Leader
@@ -23,7 +23,7 @@ from tensorhub_rollout.decisions.version_holds import HoldWord, VersionHolds
 from tensorhub_rollout.log.state import ANY_SITE
 from tensorhub_rollout.policy.activation import ActivationLimits, Turns, decide
 from tensorhub_rollout.policy.arrival import Held
-from tensorhub_rollout.policy.placing import ARRIVAL, FALLBACK_POLICY, Placing, PlacingLimits
+from tensorhub_rollout.policy.placing import ARRIVAL, FALLBACK_POLICY, Placing, PlacingLimits, known_policy
 from tensorhub_rollout.policy.plateau import StepModel
 from tensorhub_rollout.policy.request_facts import Facts
 from tensorhub_rollout.policy.retention import RetentionLimits
@@ -59,7 +59,7 @@ class PolicyLimits(msgspec.Struct, frozen=True):
     ends_seeding: bool = True
     """Whether the policy `arrival` says when a trainer's engines have generated enough; else they do for T_seed."""
 
-    def without(self, terms: Collection[str]) -> "PolicyLimits":
+    def without(self, terms: Collection[ArrivalTerm]) -> "PolicyLimits":
         """Return the same with these terms off; the others stay as they are.
 
         They are those of the policy `arrival`, but for `retention`: versions are held whatever policy places.
@@ -226,7 +226,7 @@ class Decisions:
 
     def _placed(self, leader: Leader, model: str, view: FleetView, now: float) -> tuple[Action, ...]:
         facts = Facts(self._engines.steps, partial(leader.facts_of, now=now))
-        asked = leader.state.policy_of(model)
+        asked = known_policy(leader.state.policy_of(model))
         for policy in dict.fromkeys((asked, FALLBACK_POLICY)):
             if policy in self._set_aside:
                 continue

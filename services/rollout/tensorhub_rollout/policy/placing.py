@@ -1,10 +1,11 @@
 """Which policy places a model's requests: the name that its trainer gave decides. Pure."""
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, assert_never, get_args
 
 import msgspec
 
+from tensorhub_common.protocol.rollout.entries import PolicyName
 from tensorhub_rollout.policy.arrival import Arrival, ArrivalLimits
 from tensorhub_rollout.policy.balancing import BalancingLimits, balance
 from tensorhub_rollout.policy.dispatch import Pools, dispatch
@@ -12,9 +13,14 @@ from tensorhub_rollout.policy.request_facts import Facts
 from tensorhub_rollout.policy.view import Action, FleetView
 
 ARRIVAL: Final = "arrival"
-STREAMRL: Final = "streamrl"
 FALLBACK_POLICY: Final = "rlboost"
-"""Places where another policy has failed; it needs to know the least."""
+"""Places where another policy has failed, or is not known here; it needs to know the least."""
+_POLICIES: Final[Mapping[str, PolicyName]] = {name: name for name in get_args(PolicyName)}
+
+
+def known_policy(name: str) -> PolicyName:
+    """Return the policy of this name, or, where a trainer of another release names it, the one in its place."""
+    return _POLICIES.get(name, FALLBACK_POLICY)
 
 
 class PlacingLimits(msgspec.Struct, frozen=True):
@@ -34,12 +40,16 @@ class Placing:
         self.arrival = Arrival(limits.arrival)
 
     def look(
-        self, policy: str, view: FleetView, facts: Facts, plateaus: Mapping[str, int], now: float
+        self, policy: PolicyName, view: FleetView, facts: Facts, plateaus: Mapping[str, int], now: float
     ) -> tuple[Action, ...]:
         """Return what to place and what to move. `plateaus`: of batch sizes, by runner where it is known."""
-        if policy == ARRIVAL:
-            return self.arrival.look(view, facts, now)
-        if policy == STREAMRL:
-            placed, self._pools = dispatch(view, facts, self._pools, self._limits.balancing, now)
-            return placed
-        return balance(view, self._limits.balancing, plateaus)
+        match policy:
+            case "arrival":
+                return self.arrival.look(view, facts, now)
+            case "streamrl":
+                placed, self._pools = dispatch(view, facts, self._pools, self._limits.balancing, now)
+                return placed
+            case "rlboost":
+                return balance(view, self._limits.balancing, plateaus)
+            case _:
+                assert_never(policy)

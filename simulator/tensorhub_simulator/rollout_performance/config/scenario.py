@@ -5,6 +5,7 @@ from typing import Final, Literal, get_args
 import msgspec
 
 from tensorhub_common.errors import TensorHubError
+from tensorhub_common.protocol.rollout.entries import ArrivalTerm
 from tensorhub_common.protocol.rollout.messages import OnUpdate
 from tensorhub_simulator.performance.variation import Variation
 from tensorhub_simulator.rollout_performance.config.engine_costs import EngineCosts
@@ -41,9 +42,6 @@ weights by itself once its batch has ended, and what is left of batches is packe
 
 SYSTEMS_FIRST: Final[tuple[System, ...]] = get_args(System)[:8]
 """What a scenario is run with that names no systems."""
-
-Term = Literal["activation", "admission", "migration", "retention", "seeding"]
-"""Of the policy `arrival`, as a manager's setting names it: what reads settings is not pure."""
 
 
 class ScenarioError(TensorHubError):
@@ -186,7 +184,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     far: FarSite | None = None
     """Instances at another site, to which `weights` move as well."""
     messages: Messages = Messages()
-    terms_off: tuple[Term, ...] = ()
+    terms_off: tuple[ArrivalTerm, ...] = ()
     """What the policy `arrival` leaves off."""
     pause_s: float = 0.1
     """An engine stands still so long to go over to a version that it has beside its own."""

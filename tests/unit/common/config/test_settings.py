@@ -109,7 +109,7 @@ def test_what_a_value_is_read_as(name: str, text: str, value: object) -> None:
         ({"TENSORHUB_LOG_FORMAT": "xml"}, "must be console or json"),
         (
             {"TENSORHUB_ROLLOUT_TERMS_OFF": "seeding,moves"},
-            "must be of admission, migration and seeding, with commas between: 'moves' is none",
+            "must be of activation, admission, migration, retention, seeding, with commas between: 'moves' is none",
         ),
     ],
 )

@@ -1,12 +1,15 @@
 """The policies of a leader: an error in one of them costs no request its place."""
 
 from collections.abc import Iterable
-from typing import Any, cast
+from itertools import combinations
+from typing import Any, cast, get_args
 
 import pytest
 
+from tensorhub_common.config import settings
 from tensorhub_common.machine import Tick
 from tensorhub_common.protocol.rollout.entries import (
+    ArrivalTerm,
     Attach,
     GroupSubmitted,
     Lead,
@@ -84,7 +87,7 @@ def test_versions_are_chosen_now_and_then_and_at_once_where_an_instance_or_a_ver
     assert not is_wanted(1.17)
 
 
-@pytest.mark.parametrize("policy", ["arrival", "rlboost", "streamrl"])
+@pytest.mark.parametrize("policy", get_args(PolicyName))
 def test_a_policy_places_what_waits(policy: PolicyName) -> None:
     faults: list[str] = []
     decisions = Decisions(PolicyLimits(), lambda what, _: faults.append(what))
@@ -93,6 +96,13 @@ def test_a_policy_places_what_waits(policy: PolicyName) -> None:
     assert isinstance(place, Place)
     assert (place.request, place.runner) == (REQUEST, "runner-0")
     assert place.reason, "a policy says why"
+    assert not faults
+
+
+def test_rlboosts_policy_places_for_a_trainer_of_a_release_that_has_others() -> None:
+    faults: list[str] = []
+    decisions = Decisions(PolicyLimits(), lambda what, _: faults.append(what))
+    assert is_placed(decisions.look(leader_of(cast("Any", "later")), "policy", 0.1))
     assert not faults
 
 
@@ -112,7 +122,7 @@ def test_requests_are_placed_though_engines_can_not_be_measured() -> None:
     assert faults == ["measuring engines"]
 
 
-@pytest.mark.parametrize("policy", ["arrival", "rlboost", "streamrl"])
+@pytest.mark.parametrize("policy", get_args(PolicyName))
 def test_where_rlboosts_policy_fails_too_it_is_asked_again_and_all_else_goes_on(policy: PolicyName) -> None:
     faults: list[str] = []
     limits = PolicyLimits(placing=cast("Any", None))
@@ -131,10 +141,19 @@ def test_a_scale_that_can_not_be_chosen_is_none_and_is_told() -> None:
     assert faults == ["choosing a scale"]
 
 
-@pytest.mark.parametrize("off", [(), ("admission",), ("migration",), ("seeding",), ("admission", "seeding")])
-def test_each_term_of_arrival_is_switched_off_by_itself(off: tuple[str, ...]) -> None:
+def terms_on(limits: PolicyLimits) -> dict[ArrivalTerm, bool]:
+    return {
+        "activation": limits.rolling.is_on,
+        "admission": limits.placing.arrival.admits_by_arrival,
+        "migration": limits.placing.arrival.migrates,
+        "retention": limits.retention.is_on,
+        "seeding": limits.ends_seeding,
+    }
+
+
+@pytest.mark.parametrize("off", [(), *combinations(get_args(ArrivalTerm), 1), *combinations(get_args(ArrivalTerm), 2)])
+def test_each_term_is_switched_off_by_itself_and_is_told_to_operators(off: tuple[ArrivalTerm, ...]) -> None:
     limits = PolicyLimits().without(off)
-    arrival = limits.placing.arrival
-    is_on = {"admission": arrival.admits_by_arrival, "migration": arrival.migrates, "seeding": limits.ends_seeding}
-    assert {term for term, on in is_on.items() if not on} == set(off)
+    assert terms_on(limits) == {term: term not in off for term in get_args(ArrivalTerm)}
     assert limits.scale == PolicyLimits().scale
+    assert all(f"`{term}`" in settings.VARIABLES["TENSORHUB_ROLLOUT_TERMS_OFF"].meaning for term in off)

@@ -15,7 +15,6 @@ from tensorhub_common.protocol.rollout.entries import (
 from tensorhub_common.protocol.rollout.messages import PublishedVersions
 from tensorhub_rollout.core.leader import Leader, LeaderLimits
 from tensorhub_rollout.core.leader_events import EntryFolded, HubHold, VersionsSeen
-from tensorhub_rollout.decisions.decisions import PolicyLimits
 from tensorhub_rollout.decisions.version_holds import AGAIN_S, RENEWALS, HoldWord, VersionHolds
 from tensorhub_rollout.log.fold import fold
 from tensorhub_rollout.log.state import RolloutState
@@ -138,8 +137,3 @@ def test_it_is_told_how_safe_a_version_is(job: Job) -> None:
         "version 6 is held until its last request ends; the hub has no copy of it yet",
         "version 7 is not held: 2 others are, which is the limit, until the requests for one of them have ended",
     ]
-
-
-def test_the_term_can_be_switched_off() -> None:
-    assert not PolicyLimits().without({"retention"}).retention.is_on
-    assert PolicyLimits().without({"seeding"}).retention.is_on

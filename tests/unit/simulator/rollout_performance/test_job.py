@@ -1,18 +1,14 @@
 """A simulated job: every system trains every response once, and machines that come and go are worth something."""
 
-from typing import get_args
-
 import msgspec
 import pytest
 
-from tensorhub_common.config.parsers import ArrivalTerm
 from tensorhub_simulator.rollout_performance.config.decoding import decode, with_trace
 from tensorhub_simulator.rollout_performance.config.scenario import (
     SYSTEMS_FIRST,
     Messages,
     Scenario,
     ScenarioError,
-    Term,
 )
 from tensorhub_simulator.rollout_performance.models.machine import Pace
 from tensorhub_simulator.rollout_performance.systems.systems import job_of
@@ -126,7 +122,6 @@ def test_frames_come_as_seldom_as_a_leader_asks_of_a_large_fleet() -> None:
 
 
 def test_the_terms_of_the_policy_can_be_off() -> None:
-    assert get_args(Term) == get_args(ArrivalTerm)
     off = msgspec.structs.replace(scenario(), terms_off=("migration", "seeding"))
     assert job_of(off, "arrival").run().seconds != job_of(scenario(), "arrival").run().seconds
     assert job_of(off, "rlboost").run() == job_of(scenario(), "rlboost").run()

@@ -44,6 +44,8 @@ class RequestId(msgspec.Struct, frozen=True, array_like=True, order=True):
 PolicyName = Literal["arrival", "rlboost", "streamrl"]
 """How requests are placed."""
 DEFAULT_POLICY: Final[PolicyName] = "arrival"
+ArrivalTerm = Literal["activation", "admission", "migration", "retention", "seeding"]
+"""What the policy `arrival` can do without: a manager's setting and a simulated job's scenario name them."""
 
 
 class Payload(msgspec.Struct, frozen=True):
@@ -71,7 +73,7 @@ class Attach(
     nonce: str
     """Chosen for this attachment, so that its sender knows its own entry again."""
     policy: Annotated[str, msgspec.Meta(max_length=64)] = DEFAULT_POLICY
-    """How requests are placed: one of `PolicyName`; a manager that does not know it takes its default. The default is
+    """How requests are placed: one of `PolicyName`; a manager that does not know it takes RLBoost's. The default is
     not said, so that earlier releases read the rest."""
 
 
