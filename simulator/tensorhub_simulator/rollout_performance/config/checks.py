@@ -139,6 +139,8 @@ def _wrongs_of_spot(spot: Spot) -> Iterator[str]:
     if spot.trace is not None:
         if spot.changes:
             yield "spot.changes and spot.trace exclude each other"
+        if spot.delta_from is not None:
+            yield "spot.delta_from goes with spot.changes: of a trace no machine comes again that was let go"
         if not 1 <= spot.instances <= INSTANCES_MAX:
             yield f"spot.instances is {spot.instances}, and must be from 1 to {INSTANCES_MAX} with a trace"
         if not 0 <= spot.trace_from_s <= NUMBER_MAX:

@@ -134,8 +134,8 @@ class Spot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trace_from_s: float = 0.0
     """It begins at this second of the trace."""
     delta_from: int | None = None
-    """With a trainer of its own GPUs, and with steps: begin with so many of those that there are, and take one more or
-    one less by StreamRL's rule (`sizing.fleet_size`). None: take all that the trainer keeps up with."""
+    """With `changes`, and a trainer of its own GPUs that has steps: begin with so many of those that there are, and
+    take one more or one less by StreamRL's rule (`sizing.fleet_size`). None: take all that a trainer keeps up with."""
     recorded: tuple[SpotChange, ...] = ()
     """What the trace has, once it is read; no scenario says it."""
 

@@ -64,3 +64,5 @@ def test_a_number_that_there_is_not_is_told() -> None:
         decode(JOB.replace(b"delta_from: 1", b"delta_from: 7"), "growing")
     with pytest.raises(ScenarioError, match=r"with trainer.seeds: false and trainer.streams: false"):
         decode(JOB.replace(b"seeds: false", b"seeds: false, streams: true"), "growing")
+    with pytest.raises(ScenarioError, match=r"spot.delta_from goes with spot.changes"):
+        decode(JOB.replace(b"changes: [[0, 6]]", b"trace: parcae-hh, instances: 6"), "growing")
