@@ -126,10 +126,11 @@ class FleetLoads:
         self.is_measured = bool(measured)
         middle = known[measured[len(measured) // 2][1]] if measured else UNMEASURED
         self.steps = {name: known.get(name, middle) for name in self.instances}
-        new = {name: -math.inf for name in self.instances if name not in self._assessed_at}
-        old = {name: at for name, at in self._assessed_at.items() if name in self.instances}
-        self._assessed_at = new | old
-        self._loads = {name: self._loads.get(name, Load(as_of=self._now)) for name in self.instances}
+        if not self._assessed_at.keys() == self._loads.keys() == self.instances.keys():
+            new = {name: -math.inf for name in self.instances if name not in self._assessed_at}
+            old = {name: at for name, at in self._assessed_at.items() if name in self.instances}
+            self._assessed_at = new | old
+            self._loads = {name: self._loads.get(name, Load(as_of=self._now)) for name in self.instances}
 
     def _assess(self, facts: Facts, count: int) -> None:
         if next(iter(self._assessed_at.values()), 0.0) == -math.inf:
