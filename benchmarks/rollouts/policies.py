@@ -19,9 +19,8 @@ import msgspec
 
 from benchmarks import page
 from benchmarks.rollouts.trained_job import Took, TrainedJob, Workload, middle
-from tensorhub_common.config.parsers import ArrivalTerm
 from tensorhub_common.protocol.decoding import MALFORMED
-from tensorhub_common.protocol.rollout.entries import DEFAULT_POLICY, PolicyName
+from tensorhub_common.protocol.rollout.entries import DEFAULT_POLICY, ArrivalTerm, PolicyName
 from tensorhub_rollout.policy.plateau import StepModel
 
 PAGE: Final = page.DOCS / "rollouts" / "measured.md"

@@ -31,9 +31,8 @@ from benchmarks.demo_rl.training_run import QUIET_MODEL, ROOT
 from benchmarks.rollouts import drawn_engine
 from benchmarks.rollouts.drawn_engine import Drawn
 from tensorhub.local.hub import LocalHub, LocalRollouts
-from tensorhub_common.config.parsers import ArrivalTerm
 from tensorhub_common.errors import RolloutUnavailable, TensorHubError
-from tensorhub_common.protocol.rollout.entries import PolicyName
+from tensorhub_common.protocol.rollout.entries import ArrivalTerm, PolicyName
 from tensorhub_common.protocol.rollout.messages import EngineStep
 from tensorhub_common.protocol.rollout.payloads import request_seed
 from tensorhub_rollout.policy.plateau import StepModel
