@@ -21,7 +21,7 @@ SHIM = """
 #define __align__(n) alignas(n)
 struct Place { unsigned x, y; };
 static Place blockIdx, threadIdx, blockDim;
-struct u64x2 { unsigned long long x, y; };
+struct alignas(16) u64x2 { unsigned long long x, y; };
 #define LOAD_ONCE(at) (*(at))
 #define STORE_ONCE(at, value) (*(at) = (value))
 
@@ -57,13 +57,17 @@ static void meet(Meeting& meeting, unsigned all) {
     if (++meeting.arrived == all) meeting.arrived = 0, meeting.generation++;
     while (meeting.generation == generation) pause_thread();
 }
-static unsigned long long exchanged(unsigned long long value, int apart) {
+static unsigned long long handed_over(unsigned long long value, unsigned from) {
     unsigned mine = threadIdx.x, side = exchanges[mine]++ % 2;
     handed[side][mine] = value;
     meet(warps[mine / 32], 32);
-    return handed[side][mine ^ apart];
+    return handed[side][from];
 }
-#define EXCHANGE(value, apart) exchanged(value, apart)
+#define EXCHANGE(value, apart) handed_over(value, threadIdx.x ^ (apart))
+#define FROM_BELOW(value, apart) \\
+    (unsigned)handed_over(value, threadIdx.x % 32 >= (apart) ? threadIdx.x - (apart) : threadIdx.x)
+#define ONES(word) ((unsigned)__builtin_popcount(word))
+#define ZEROS_BEFORE(word) ((unsigned)__builtin_clz(word))
 static float narrowed(double value) { return (float)value; }
 static double widened(float value) { return (double)value; }
 static float multiplied(float a, float b) { return a * b; }
@@ -120,7 +124,8 @@ def compiled(name: str, run: str, folder: Path) -> ctypes.CDLL:
     source = (FOLDER / f"{name}.cu").read_text()
     file, library = folder / f"{name}.cpp", folder / f"{name}.so"
     file.write_text(SHIM + source + run)
-    subprocess.run(
-        [compiler, "-O2", "-std=c++17", "-shared", "-fPIC", "-w", f"-I{FOLDER}", file, "-o", library], check=True
-    )
+    # An access that a GPU would refuse, because its address is not aligned, ends the process here too.
+    checks = ("-fsanitize=alignment", "-fsanitize-undefined-trap-on-error")
+    options = ("-O2", "-std=c++17", "-shared", "-fPIC", "-w", *checks, f"-I{FOLDER}")
+    subprocess.run([compiler, *options, file, "-o", library], check=True)
     return ctypes.CDLL(str(library))

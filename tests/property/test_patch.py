@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorhub_agent.encodings.byte_planes import Damaged, unit_of
+from tensorhub_agent.encodings.columns import Damaged, unit_of
 from tensorhub_agent.encodings.patch import apply, make
 
 UNITS_MAX: Final = 3000

@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 
 from tensorhub_agent.compute.pool import CopyPool
-from tensorhub_agent.encodings.byte_planes import unit_of
+from tensorhub_agent.encodings.columns import unit_of
 from tensorhub_agent.encodings.patch import apply, make
 from tensorhub_agent.leases.delta_store import Delta, DeltaStore
 from tensorhub_agent.primitives.digests import digest_at

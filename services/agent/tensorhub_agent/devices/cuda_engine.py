@@ -14,9 +14,11 @@ import numpy as np
 import xxhash
 
 from tensorhub_agent.devices.boxes import DeviceBox, is_derived, is_possible
+from tensorhub_agent.devices.changes import Changes
 from tensorhub_agent.devices.columns import Columns, join_adjacent
 from tensorhub_agent.devices.kernels.boxes import BoxCopier
 from tensorhub_agent.devices.kernels.casts import CastTables
+from tensorhub_agent.devices.kernels.deltas import PieceComparer, PieceOverwriter
 from tensorhub_agent.devices.kernels.digests import LONG_BYTES_MIN, Digester
 from tensorhub_agent.devices.kernels.fp8 import Fp8Computer
 from tensorhub_agent.devices.kernels.library import KernelLibrary
@@ -50,6 +52,7 @@ class _Own:
         self.digester = Digester(device, library, self.stream)
         self.boxes = BoxCopier(device, library, casts, self.stream)
         self.fp8 = Fp8Computer(device, library, self.stream)
+        self.overwriter = PieceOverwriter(device, library, self.stream)
         self._stagings: list[_Staging] = []
 
     def digest(self, to: Columns, origin: Columns | None, nbytes: Columns) -> bytes:
@@ -106,6 +109,7 @@ class CudaEngine:
         """Load what compiles kernels. Raises `DeviceUnavailable`."""
         self._device = device
         self._library, self._casts = KernelLibrary(device), CastTables(device)
+        self._comparer = PieceComparer(device, self._library)
         self._threads = threading.local()
 
     def copy(self, to: Sequence[int], origin: Sequence[int], nbytes: Sequence[int]) -> None:
@@ -137,6 +141,18 @@ class CudaEngine:
         if derived := [box for box in boxes if is_derived(box)]:
             own.fp8.compute(derived)
         own.boxes.copy([box for box in boxes if not is_derived(box)])
+
+    def changes(self, old: Columns, new: Columns, nbytes: Columns, units: Columns) -> Sequence[Changes | None]:
+        """See `DeviceEngine.changes`."""
+        self._own()
+        return self._comparer.changes(old, new, nbytes, units)
+
+    def overwrite(
+        self, at: Columns, nbytes: Columns, units: Columns, patches: Sequence[Sequence[Changes]]
+    ) -> tuple[bytes, Sequence[bool]]:
+        """See `DeviceEngine.overwrite`."""
+        right = self._own().overwriter.overwrite(at, nbytes, units, patches)
+        return self.digest(at, nbytes), right.tolist()
 
     def takes(self, box: DeviceBox) -> bool:
         """See `DeviceEngine.takes`."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from tensorhub_agent.devices.boxes import DeviceBox
+from tensorhub_agent.devices.changes import Changes
 from tensorhub_agent.devices.columns import Columns
 from tensorhub_common.devices.cuda import CudaDevice
 from tensorhub_common.devices.device import Device
@@ -38,6 +39,21 @@ class DeviceEngine(Protocol):
 
     def copy_boxes(self, boxes: Sequence[DeviceBox]) -> None:
         """Copy strided boxes that it `takes` within the device's memory; return when all are there."""
+
+    def changes(self, old: Columns, new: Columns, nbytes: Columns, units: Columns) -> "Sequence[Changes | None]":
+        """Compare pieces of the device's memory, at `new`, with what they were, at `old` in any memory.
+
+        Return what changed of each, in units of `units[i]` bytes; None where that is too much to be told by itself.
+        """
+
+    def overwrite(
+        self, at: Columns, nbytes: Columns, units: Columns, patches: Sequence[Sequence[Changes]]
+    ) -> "tuple[bytes, Sequence[bool]]":
+        """Overwrite pieces of the device's memory, each by its patches one after another.
+
+        Return the digests of all pieces as they are then, and which were overwritten. One that was not is as it was:
+        the positions of a patch are not those of as many units of the piece.
+        """
 
     def takes(self, box: DeviceBox) -> bool:
         """Whether the device copies a box as it is. What it does not take is to be converted on the host."""

@@ -11,7 +11,9 @@ import xxhash
 
 from tensorhub_agent.casting.conversion import by_amax, converter_of
 from tensorhub_agent.devices.boxes import DeviceBox, is_possible
+from tensorhub_agent.devices.changes import UNCHANGED, Changes, changes_between, positions_in, values_in
 from tensorhub_agent.devices.columns import Columns
+from tensorhub_agent.devices.planes import Units, units_in
 from tensorhub_common.devices.fake import FakeDevice, FakeStream, Span
 from tensorhub_common.programs.regions import Sizes
 
@@ -80,6 +82,31 @@ class FakeEngine:
             stream.run("a copy of a box", functools.partial(_copy_box, box), spans)
         stream.record().wait()
 
+    def changes(self, old: Columns, new: Columns, nbytes: Columns, units: Columns) -> Sequence[Changes | None]:
+        """See `DeviceEngine.changes`. What a call that does not wait would return is that nothing changed."""
+        stream, ends = self._stream(), np.cumsum(nbytes)
+        staging = self._device.allocate(int(nbytes.sum()))
+        found: list[Changes | None] = [UNCHANGED] * len(nbytes)
+        columns = (ends - nbytes + staging.address, old, new, nbytes, units)
+        for number, (room, before, at, size, unit) in enumerate(zip(*(each.tolist() for each in columns), strict=True)):
+            stream.copy(room, before, size)
+            spans = (Span(room, room + size, writes=False), Span(at, at + size, writes=False))
+            stream.run("a comparison", functools.partial(_compare, found, number, room, at, size, unit), spans)
+        stream.record().wait()
+        staging.close()
+        return found
+
+    def overwrite(
+        self, at: Columns, nbytes: Columns, units: Columns, patches: Sequence[Sequence[Changes]]
+    ) -> tuple[bytes, Sequence[bool]]:
+        """See `DeviceEngine.overwrite`."""
+        stream, right = self._stream(), [False] * len(nbytes)
+        columns = (at, nbytes, units)
+        for number, (here, size, unit) in enumerate(zip(*(each.tolist() for each in columns), strict=True)):
+            act = functools.partial(_overwrite, right, number, _units(here, size, unit), patches[number])
+            stream.run("an overwrite", act, (Span(here, here + size, writes=True),))
+        return self._digested(at, at, nbytes), right
+
     def takes(self, box: DeviceBox) -> bool:
         """See `DeviceEngine.takes`."""
         return is_possible(box)
@@ -106,6 +133,22 @@ def _digest(found: list[bytes], number: int, to: int, origin: int, nbytes: int) 
     found[number] = xxhash.xxh3_128_digest(data)
     if to != origin:
         ctypes.memmove(to, data, nbytes)
+
+
+def _units(at: int, nbytes: int, unit: int) -> Units:
+    return units_in(memoryview((ctypes.c_ubyte * nbytes).from_address(at)), unit)
+
+
+def _compare(found: list[Changes | None], number: int, old: int, new: int, nbytes: int, unit: int) -> None:
+    found[number] = changes_between(_units(old, nbytes, unit), _units(new, nbytes, unit))
+
+
+def _overwrite(right: list[bool], number: int, piece: Units, patches: Sequence[Changes]) -> None:
+    where = [positions_in(changes, len(piece)) for changes in patches]
+    right[number] = all(each is not None for each in where)
+    for each, changes in zip(where, patches, strict=True):
+        if right[number]:
+            piece[each] = values_in(changes)
 
 
 def _copy_box(box: DeviceBox) -> None:

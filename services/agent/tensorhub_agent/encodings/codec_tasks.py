@@ -13,7 +13,7 @@ import xxhash
 from tensorhub_agent.compute.batch import HostBatch
 from tensorhub_agent.compute.pool import CopyBatch, CopyPool
 from tensorhub_agent.compute.spans import Spans, check_fits, columns
-from tensorhub_agent.encodings.byte_planes import Damaged
+from tensorhub_agent.encodings.columns import Damaged
 from tensorhub_agent.encodings.compression import pack, unpack
 from tensorhub_agent.encodings.patch import apply
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES

@@ -1,6 +1,6 @@
 """Compression of a piece, for links that are slower than the work.
 
-The values are stored by plane, and each plane goes through zstd (`encodings/byte_planes.py`). 31 % of the bytes of
+The values are stored by plane, and each plane goes through zstd (`devices.planes`). 31 % of the bytes of
 bfloat16 weights go; zstd on the piece as it is finds 22 %. A part of the piece is tried first, so that a piece that
 does not shrink costs little.
 
@@ -13,7 +13,8 @@ Invariant: `unpack` writes nothing outside its piece, and nothing at all before 
 
 from typing import Final
 
-from tensorhub_agent.encodings.byte_planes import Damaged, planes_of, read, stored, units_in, values_of
+from tensorhub_agent.devices.planes import planes_of, units_in, values_of
+from tensorhub_agent.encodings.columns import Damaged, read, stored
 
 WORTH: Final = 0.9
 """A piece that is longer than this part of itself when it is packed goes as it is."""

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tensorhub_agent.compute.spans import Spans
-from tensorhub_agent.encodings.byte_planes import unit_of
 from tensorhub_agent.encodings.codec_tasks import PatchTargets
+from tensorhub_agent.encodings.columns import unit_of
 from tensorhub_agent.leases.delta_store import COMING, NO_PATCH, SIZE
 from tensorhub_agent.primitives.digests import digest_at
 from tensorhub_agent.primitives.memory_region import MemoryRegion

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorhub_agent.encodings.byte_planes import Damaged, planes_of, stored, units_in
+from tensorhub_agent.devices.planes import planes_of, units_in
+from tensorhub_agent.encodings.columns import Damaged, stored
 from tensorhub_agent.encodings.compression import pack, unpack
 
 MIB = 1024 * 1024

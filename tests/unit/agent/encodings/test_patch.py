@@ -9,8 +9,8 @@ import zstandard
 
 from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.compute.spans import Spans
-from tensorhub_agent.encodings.byte_planes import Damaged, unit_of
 from tensorhub_agent.encodings.codec_tasks import Coded, patch_pieces
+from tensorhub_agent.encodings.columns import Damaged, unit_of
 from tensorhub_agent.encodings.patch import apply, make
 
 MIB = 1024 * 1024

@@ -1,7 +1,4 @@
-"""Columns of bytes, each compressed where that makes it shorter, and planes of values: what encodings consist of. Pure.
-
-The bytes of values are stored by plane, all first bytes, then all second ones: the plane with sign and exponent of a
-floating-point number compresses, and that of the mantissa doesn't.
+"""Columns of bytes, each compressed where that makes it shorter: what encodings consist of. Pure.
 
 Invariant: what is read takes no more memory than the reader expects, whatever sizes it claims.
 """
@@ -11,9 +8,9 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import zstandard
 
+from tensorhub_agent.devices.planes import Bytes
 from tensorhub_common.errors import TensorHubError
 
 LEVEL: Final = 1
@@ -23,9 +20,6 @@ _LENGTH: Final = struct.Struct("<I")
 _PACKED: Final = 1 << 31
 """Set in the length of a column that is compressed."""
 
-Bytes = npt.NDArray[np.uint8]
-Units = npt.NDArray[np.unsignedinteger]
-
 
 class Damaged(TensorHubError):
     """What came as an encoding is none, or none for what was expected."""
@@ -34,24 +28,6 @@ class Damaged(TensorHubError):
 def unit_of(itemsize: int) -> int:
     """Return in how many bytes at a time values of this size are taken: 8, 4, 2 or 1, whichever divides it."""
     return next(unit for unit in (8, 4, 2, 1) if not itemsize % unit)
-
-
-def units_in(view: memoryview, unit: int) -> Units:
-    """Return memory as units; writing into them writes there."""
-    units: Units = np.frombuffer(view, dtype=f"<u{unit}")
-    return units
-
-
-def planes_of(values: Units, unit: int) -> list[Bytes]:
-    """Return the bytes of values by plane."""
-    planes = values.view(np.uint8).reshape(-1, unit)
-    return [np.ascontiguousarray(planes[:, each]) for each in range(unit)]
-
-
-def values_of(planes: Sequence[Bytes]) -> Units:
-    """Turn `planes_of` back."""
-    values: Units = np.stack(planes, axis=1).reshape(-1).view(f"<u{len(planes)}")
-    return values
 
 
 def stored(columns: Sequence[Bytes]) -> bytes:
