@@ -23,6 +23,7 @@ from tensorhub.arguments import Install
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MIB: Final = 1024 * 1024
 MODEL: Final = "policy"
+GPU: Final = "GPU-fake-0"
 SPECS: Final = {
     "blocks.weight": TensorSpec((12, MIB), torch.bfloat16),
     "blocks.scale": TensorSpec((300_001,), torch.float32),
@@ -91,11 +92,14 @@ class Training:
 
 
 @asynccontextmanager
-async def training(hub: RunningHub, install: Install = "in-place") -> AsyncIterator[Training]:
+async def training(
+    hub: RunningHub, install: Install = "in-place", memories: tuple[str, str] = ("host", "host")
+) -> AsyncIterator[Training]:
+    """Register a trainer and two readers, in these memories."""
     async with hub.connected(agents=3) as hubs:
-        trainer = await hubs[0].register(MODEL, SPECS, replica="trainer")
+        trainer = await hubs[0].register(MODEL, SPECS, replica="trainer", memory=memories[0])
         readers = [
-            await each.register(MODEL, SPECS, replica=f"rollout-{number}", install=install)
+            await each.register(MODEL, SPECS, replica=f"rollout-{number}", install=install, memory=memories[1])
             for number, each in enumerate(hubs[1:])
         ]
         yield Training(hub, trainer, readers)
@@ -124,6 +128,22 @@ async def test_one_percent_of_the_values_is_far_less_of_the_bytes(hub: RunningHu
             assert by_delta(report)
             assert wire_share(report) <= SHARE_MAX, report
             assert report.base == it.version - 1
+
+
+@pytest.mark.parametrize("install", ["in-place", pytest.param("staged", marks=pytest.mark.long)])
+@pytest.mark.parametrize("memories", [(GPU, GPU), ("host", GPU), (GPU, "host")], ids="-to-".join)
+async def test_either_end_may_be_in_a_gpus_memory(hub: RunningHub, memories: tuple[str, str], install: Install) -> None:
+    """And a reader there serves the delta that it has applied, after its trainer has gone on to write."""
+    async with training(hub, install, memories) as it:
+        await it.begin()
+        await it.publish_with_delta(FEW)
+        first = await it.update(0)
+        await it.trainer.unpublish()
+        second = await it.update(1)
+        assert {source.replica for source in second.sources if source.nbytes} == {"rollout-0"}
+        for report in (first, second):
+            assert by_delta(report)
+            assert wire_share(report) <= SHARE_MAX, report
 
 
 async def test_a_reader_serves_the_delta_that_it_has_applied(hub: RunningHub) -> None:

@@ -246,14 +246,20 @@ class CopyPool:
             self._chore = chore
             try:
                 await wait_shielded(chore.over, chore.stop)
+            except DeviceLost as why:
+                self._lost(why)
+                raise
             finally:
                 self._chore = None
 
     def _ended(self, job: PoolBatch) -> None:
         self._jobs.discard(job)
         if isinstance(job.failure, DeviceLost):
-            # No work on that GPU can be done in this process. It ends, and its supervisor starts the next one.
-            self._work.fault("work on a GPU", job.failure)
+            self._lost(job.failure)
+
+    def _lost(self, why: DeviceLost) -> None:
+        """No work on that GPU can be done in this process. It ends, and its supervisor starts the next one."""
+        self._work.fault("work on a GPU", why)
 
     def close(self) -> None:
         """Stop the jobs under way and let the threads end."""

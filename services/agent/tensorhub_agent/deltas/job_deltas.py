@@ -9,11 +9,12 @@ from collections.abc import Callable
 from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.core.effects import SaveManifest
 from tensorhub_agent.core.shard_state import MemoryState
-from tensorhub_agent.deltas.builder import DeltaBuilder, PublishedMemory
+from tensorhub_agent.deltas.builder import DeltaBuilder
+from tensorhub_agent.deltas.shadow import PublishedMemory
 from tensorhub_agent.leases.delta_store import Delta, DeltaStore, PatchOffer
 from tensorhub_agent.primitives.digests import root_digest
 from tensorhub_agent.primitives.ids import BaseVersion, ShardKey
-from tensorhub_agent.storage.segments import Segment, SegmentStore
+from tensorhub_agent.storage.segments import SegmentStore
 from tensorhub_agent.storage.shard_store import StoredShard
 
 
@@ -51,7 +52,7 @@ class JobDeltas:
         digests = self._digested.pop(key, b"")
         if effect.state != MemoryState.READY:
             self._maker.withdrawn(self._name(key))
-        elif digests and digests == effect.digests and effect.root is not None and isinstance(stored.segment, Segment):
+        elif digests and digests == effect.digests and effect.root is not None:
             publication = PublishedMemory(stored.segment, stored.table, effect.root, digests)
             self._maker.published(self._name(key), publication)
         delta = self._applied.get(key)

@@ -8,16 +8,22 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import xxhash
 
-from tensorhub_agent.compute.batch import HostBatch
+from tensorhub_agent.compute.batch import HostBatch, PoolBatch, address_of
+from tensorhub_agent.compute.device_copy import device_of
 from tensorhub_agent.compute.pool import CopyBatch, CopyPool
 from tensorhub_agent.compute.spans import Spans, check_fits, columns
+from tensorhub_agent.devices.changes import Changes
+from tensorhub_agent.devices.columns import Columns, join_adjacent
+from tensorhub_agent.devices.engine import engine_of
 from tensorhub_agent.encodings.columns import Damaged
 from tensorhub_agent.encodings.compression import pack, unpack
-from tensorhub_agent.encodings.patch import apply
+from tensorhub_agent.encodings.patch import apply, changes_in
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
 from tensorhub_agent.primitives.memory_region import MemoryRegion
+from tensorhub_common.devices.device import Device
 
 Coded = tuple[memoryview, int]
 """What a piece is made of, its patches one after another or the piece packed, and the unit that it is in."""
@@ -67,6 +73,54 @@ class DecodeBatch(CopyBatch):
                 self._digests[number * PIECE_DIGEST_BYTES : (number + 1) * PIECE_DIGEST_BYTES] = digest
 
 
+class DevicePatchBatch(PoolBatch):
+    """Pieces of a GPU's memory that are overwritten there, and then hashed in place.
+
+    Columns are unpacked by the host; positions are looked at, and values stored, by the GPU. Digests are as those of
+    `DecodeBatch`.
+    """
+
+    def __init__(
+        self, device: Device, destination: MemoryRegion, base: MemoryRegion | None, spans: Spans, coded: Sequence[Coded]
+    ) -> None:
+        """Prepare; see `DecodeBatch`. A base is memory of the same GPU, or of any other kind."""
+        super().__init__()
+        self._engine = engine_of(device)
+        self._regions: tuple[MemoryRegion, MemoryRegion | None] | None = destination, base
+        to, origin, self._nbytes = columns(spans)
+        self._to = to + address_of(destination)
+        self._from = None if base is None else origin + address_of(base)
+        self._coded = coded
+        self._digests = bytearray(len(self._nbytes) * PIECE_DIGEST_BYTES)
+
+    async def result(self) -> bytes:
+        """See `CopyBatch.result`."""
+        await self.done()
+        return bytes(self._digests)
+
+    def _let_go(self) -> None:
+        self._regions = None
+
+    def _do(self, first: int, last: int, hasher: xxhash.xxh3_128) -> None:  # noqa: ARG002 (the device hashes)
+        some = slice(first, last)
+        if self._from is not None:
+            places = join_adjacent(self._to[some], self._from[some], self._nbytes[some])
+            self._engine.copy(*(each.tolist() for each in places))
+        patches: dict[int, list[Changes]] = {}
+        for number in range(first, last):
+            code, unit = self._coded[number]
+            with contextlib.suppress(Damaged):
+                patches[number] = changes_in(code, unit, int(self._nbytes[number]) // unit)
+        readable = np.fromiter(patches, np.int64, len(patches))
+        units = np.array([self._coded[number][1] for number in patches], np.int64)
+        to, nbytes = self._to[readable], self._nbytes[readable]
+        digests, right = self._engine.overwrite(to, nbytes, units, list(patches.values()))
+        for place, number in enumerate(patches):
+            if right[place]:
+                found = digests[place * PIECE_DIGEST_BYTES : (place + 1) * PIECE_DIGEST_BYTES]
+                self._digests[number * PIECE_DIGEST_BYTES : (number + 1) * PIECE_DIGEST_BYTES] = found
+
+
 class CompressBatch(HostBatch):
     """Pieces of a segment that are packed."""
 
@@ -91,21 +145,25 @@ class CompressBatch(HostBatch):
 
 def patch_pieces(
     pool: CopyPool, destination: MemoryRegion, base: MemoryRegion | None, spans: Spans, patches: Sequence[Coded]
-) -> DecodeBatch:
+) -> DecodeBatch | DevicePatchBatch:
     """Overwrite pieces as their patches say; the result is the digest of each, zeros where a patch is damaged.
 
     Span i is patched by patches i, after it was copied from `base`, if there is one. Raises ValueError, and writes
     nothing, when a span does not fit into one of the views.
     """
-    return _decoded(pool, DecodeBatch(destination, base, spans, patches, apply), destination, base, spans, patches)
+    nbytes = _checked(destination, base, spans, patches)
+    if (device := device_of(destination)) is not None:
+        return pool.start(DevicePatchBatch(device, destination, base, spans, patches), nbytes)
+    return pool.start(DecodeBatch(destination, base, spans, patches, apply), nbytes)
 
 
-def unpack_pieces(pool: CopyPool, destination: MemoryRegion, spans: Spans, packed: Sequence[Coded]) -> DecodeBatch:
+def unpack_pieces(pool: CopyPool, destination: memoryview, spans: Spans, packed: Sequence[Coded]) -> DecodeBatch:
     """Write packed pieces; the result is the digest of each, zeros where one is damaged or empty.
 
     Raises ValueError, and writes nothing, when a span does not fit.
     """
-    return _decoded(pool, DecodeBatch(destination, None, spans, packed, unpack), destination, None, spans, packed)
+    nbytes = _checked(destination, None, spans, packed)
+    return pool.start(DecodeBatch(destination, None, spans, packed, unpack), nbytes)
 
 
 def pack_pieces(
@@ -117,18 +175,12 @@ def pack_pieces(
     return pool.start(CompressBatch(view, origin, nbytes, units), sizes)
 
 
-def _decoded(
-    pool: CopyPool,
-    job: DecodeBatch,
-    destination: MemoryRegion,
-    base: MemoryRegion | None,
-    spans: Spans,
-    coded: Sequence[Coded],
-) -> DecodeBatch:
+def _checked(destination: MemoryRegion, base: MemoryRegion | None, spans: Spans, coded: Sequence[Coded]) -> Columns:
+    """Return the sizes of spans that fit into both memories. Raises ValueError."""
     to, origin, nbytes = columns(spans)
     check_fits("destination", len(destination), to, nbytes)
     if base is not None:
         check_fits("base", len(base), origin, nbytes)
     if destination.readonly or len(coded) != len(nbytes):
         raise ValueError("the destination can't be written, or not every span has patches")
-    return pool.start(job, nbytes)
+    return nbytes

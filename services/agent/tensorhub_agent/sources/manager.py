@@ -278,8 +278,7 @@ class SourceManager:
                 amax = source.table.amax(source.layout, effect.pieces)
                 regions = StridedCopies(regions.to, regions.origin, regions.form, amax)
             work = self._gathered(effect, source, source.session, segment.view, regions, digests=digests)
-        elif source.reader is not None and digests and isinstance(segment.view, memoryview):
-            # Patches and packed pieces are decoded by the host alone: memory of a GPU takes pieces as they are.
+        elif source.reader is not None and digests:
             where = BatchTarget(segment.view, None if base is None else base.view, table)
             work = self._read(effect, source, source.reader, where)
         else:

@@ -172,3 +172,15 @@ async def test_a_gpu_that_is_lost_ends_the_process_and_other_work_goes_on_until_
     landing = memoryview(bytearray(SIZE))
     assert await pool.copy_and_digest(landing, memoryview(data), SPANS).result() == digests_of(data)
     pool.close()
+
+
+async def test_a_gpu_that_is_lost_in_the_background_ends_the_process_too(last_resort: LastResort) -> None:
+    pool = CopyPool(1)
+
+    def lost() -> None:
+        raise DeviceLost("cuEventSynchronize failed: an illegal memory access was encountered")
+
+    with pytest.raises(DeviceLost, match="illegal memory access"):
+        await pool.background(lost)
+    assert (await last_resort.wait()).owner == "copying"
+    pool.close()

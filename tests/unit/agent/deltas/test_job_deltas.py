@@ -1,8 +1,9 @@
 """One job's deltas: made of what is digested and then published, kept of what is applied, and of nothing else."""
 
 import asyncio
+import ctypes
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,12 +17,16 @@ from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.core.effects import SaveManifest
 from tensorhub_agent.deltas.job_deltas import JobDeltas
-from tensorhub_agent.encodings.patch import apply, make
+from tensorhub_agent.deltas.shadow import Patches, PublishedMemory, Shadow, follow, patches_to
+from tensorhub_agent.encodings.patch import apply
 from tensorhub_agent.leases.delta_store import DeltaStore, PatchOffer
 from tensorhub_agent.primitives.digests import root_digest
 from tensorhub_agent.primitives.ids import BaseVersion, ShardKey
+from tensorhub_agent.storage.device_segments import DeviceStores
 from tensorhub_agent.storage.segments import SegmentStore, segment_prefix
 from tensorhub_agent.storage.shard_store import JobShardStore, StoredShard
+from tensorhub_common.devices.device import DeviceMemoryExhausted
+from tensorhub_common.devices.fake import FakeEvent, FakeMemory, fake_device
 from tensorhub_common.layout.layout import TensorEntry, layout_of
 
 MIB = 1024 * 1024
@@ -50,7 +55,15 @@ class Agent:
     def __post_init__(self) -> None:
         self.chance = np.random.default_rng(1)
         self.deltas = self.job("run-7")
-        self.place.host_segment.view[:] = self.chance.bytes(self.place.segment.nbytes)
+        self.memory[:] = self.chance.bytes(self.place.segment.nbytes)
+
+    @property
+    def memory(self) -> memoryview:
+        """What the trainer writes: the shard's memory, of a fake GPU too."""
+        view = self.place.segment.view
+        if isinstance(view, memoryview):
+            return view
+        return memoryview((ctypes.c_ubyte * len(view)).from_address(view.address)).cast("B")
 
     def job(self, name: str, *, is_making: bool = True) -> JobDeltas:
         return JobDeltas(name, self.book, self.pool, self.store, self._count, is_making=is_making)
@@ -59,12 +72,12 @@ class Agent:
         self.made += 1
 
     def change(self, share: float, first: int = 0) -> None:
-        values = np.frombuffer(self.place.host_segment.view, np.uint16)[first:]
+        values = np.frombuffer(self.memory, np.uint16)[first:]
         which = self.chance.random(len(values)) < share
         values[which] ^= self.chance.integers(1, 2**16, int(which.sum()), dtype=np.uint16)
 
     async def digest(self) -> bytes:
-        return await self.pool.digest(self.place.host_segment.view, Spans.of(self.place.table)).result()
+        return await self.pool.digest(self.place.segment.view, Spans.of(self.place.table)).result()
 
     def save(self, state: str, digests: bytes = b"") -> None:
         root = root_digest(digests) if digests else None
@@ -82,7 +95,7 @@ class Agent:
     async def publish(self) -> str:
         digests = await self.digest()
         root = root_digest(digests)
-        self.versions[root] = bytes(self.place.host_segment.view)
+        self.versions[root] = bytes(self.memory)
         self.deltas.digested(KEY, digests)
         self.save("ready", digests)
         return root
@@ -132,10 +145,12 @@ class Agent:
         return without, nbytes
 
 
-@pytest.fixture
-async def agent(tmp_path: Path) -> AsyncIterator[Agent]:
+@pytest.fixture(params=["", "GPU-fake-0"], ids=["host", "device"])
+async def agent(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Agent]:
     store, pool = SegmentStore(tmp_path, segment_prefix("hub1", "a"), 1 << 30), CopyPool(2)
-    place = await JobShardStore("run-7", store).make(KEY, 1, LAYOUT, "0" * 64, spot=False, incarnation=1)
+    devices = DeviceStores("hub1.a.", 1 << 30)
+    shards = JobShardStore("run-7", store, devices=devices)
+    place = await shards.make(KEY, 1, LAYOUT, "0" * 64, spot=False, incarnation=1, device=request.param)
     before, agent = store.account.total_bytes, Agent(pool, place, store)
     yield agent
     await agent.deltas.stop()
@@ -143,6 +158,7 @@ async def agent(tmp_path: Path) -> AsyncIterator[Agent]:
     agent.book.check()
     pool.close()
     store.close()
+    devices.close()
 
 
 async def test_a_delta_leads_from_each_publication_to_the_next_and_a_chain_further(
@@ -222,15 +238,16 @@ async def test_a_delta_that_has_no_room_is_not_made_to_its_end_and_the_next_is_r
 ) -> None:
     compared: list[int] = []
 
-    def counted(old: memoryview, new: memoryview, unit: int) -> bytes | None:
-        compared.append(len(new))
-        return make(old, new, unit)
+    def counted(publication: PublishedMemory, shadow: Shadow, pieces: Sequence[int]) -> Patches:
+        compared.extend(pieces)
+        return patches_to(publication, shadow, pieces)
 
-    monkeypatch.setattr("tensorhub_agent.deltas.builder.make", counted)
+    monkeypatch.setattr("tensorhub_agent.deltas.builder.patches_to", counted)
     agent.book = DeltaStore(3, 100_000)
     agent.deltas = agent.job("run-7")
     first = await agent.publish_and_settle()
     second = await agent.next(0.1)
+    assert compared
     assert agent.offer(first, second) is None
     assert len(compared) < len(agent.place.table) / 2
     assert len([line for line in caplog.messages if "TENSORHUB_DELTA_BYTES" in line]) == 1
@@ -316,3 +333,60 @@ async def test_of_a_read_that_was_given_up_nothing_more_comes(agent: Agent) -> N
     agent.applied("third", {0: b"b"})
     assert not agent.deltas.is_coming(KEY, "old", "second")
     assert agent.deltas.is_coming(KEY, "old", "third")
+
+
+@pytest.mark.parametrize("agent", ["GPU-fake-0"], indirect=True)
+async def test_without_memory_of_the_gpu_to_compare_in_pieces_are_read_and_later_deltas_are_right(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def exhausted(*_: object) -> None:
+        raise DeviceMemoryExhausted("67108864 bytes do not fit on GPU-fake-0")
+
+    first = await agent.publish_and_settle()
+    with monkeypatch.context() as patch:
+        patch.setattr(fake_device(0), "allocate", exhausted)
+        second = await agent.next()
+        third = await agent.next()
+    assert agent.brought(first, second)[0] == agent.brought(second, third)[0] == len(agent.place.table)
+    assert len([line for line in caplog.messages if "no memory to compare in" in line]) == 1
+    fourth = await agent.next()
+    assert agent.brought(third, fourth)[0] > 0
+    assert agent.brought(fourth, await agent.next())[0] <= 600 * 0.05
+
+
+# Planted bugs: a reader compares the digests of what it has patched with those of the version, and these show each.
+
+
+async def test_a_shadow_that_is_overwritten_before_it_was_compared_is_found(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_early(publication: PublishedMemory, shadow: Shadow, pieces: Sequence[int]) -> Patches:
+        follow(publication, shadow, pieces, {})
+        return patches_to(publication, shadow, pieces)
+
+    monkeypatch.setattr("tensorhub_agent.deltas.builder.patches_to", too_early)
+    first = await agent.publish_and_settle()
+    second = await agent.next()
+    with pytest.raises(AssertionError):
+        agent.brought(first, second)
+
+
+@pytest.mark.parametrize("agent", ["GPU-fake-0"], indirect=True)
+async def test_a_comparison_that_is_not_waited_for_is_found(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fake_device(0), "_schedule", "lazy")
+    first = await agent.publish_and_settle()
+
+    kept: list[FakeMemory] = []
+
+    def unfinished(publication: PublishedMemory, shadow: Shadow, pieces: Sequence[int]) -> Patches:
+        with monkeypatch.context() as patch:
+            patch.setattr(FakeEvent, "wait", lambda _: None)
+            patch.setattr(FakeMemory, "close", lambda memory: kept.append(memory))  # noqa: PLW0108 (as a method)
+            found = patches_to(publication, shadow, pieces)
+        fake_device(0).finish()
+        return found
+
+    monkeypatch.setattr("tensorhub_agent.deltas.builder.patches_to", unfinished)
+    second = await agent.next()
+    with pytest.raises(AssertionError):
+        agent.brought(first, second)

@@ -9,44 +9,33 @@ import itertools
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.kit.compiled_device import CompiledDevice
 from tests.kit.compiled_kernels import compiled
 
 from tensorhub_agent.devices.changes import BITMAP, GAPS, Changes, changes_between, positions_in
-from tensorhub_agent.devices.kernels.deltas import PART_UNITS, ComparisonTables, OverwriteTables, cut
+from tensorhub_agent.devices.kernels import deltas
+from tensorhub_agent.devices.kernels.deltas import PART_UNITS, ComparisonTables, PieceComparer, PieceOverwriter, cut
 from tensorhub_agent.encodings.patch import apply, written
 
 RUN = """
-static const Pair* pairs;
-static const Columns* places;
-static const Target* targets;
-static const Patch* patches;
-static Total* totals;
-static u32* right;
+static const void* one;
+static const void* two;
+static void* three;
 static u32 many;
-static void one_compare() { compare(pairs, many); }
-static void one_number() { number_changes(pairs, many, totals); }
-static void one_gather() { gather_changes(pairs, many, places); }
-static void one_overwrite() { overwrite(targets, many, patches, right); }
-static void all(u32 groups, void (*what)()) {
-    for (blockIdx.x = 0; blockIdx.x < groups; blockIdx.x++) run_group(THREADS, blockIdx.x, what);
-}
-extern "C" void find(const Pair* of, u32 count, u32 parts, Total* found) {
-    pairs = of, many = count, totals = found;
-    all(parts, one_compare);
-    all(count, one_number);
-}
-extern "C" void gather(const Pair* of, u32 count, u32 parts, const Columns* to) {
-    pairs = of, many = count, places = to;
-    all(parts, one_gather);
-}
-extern "C" void change(const Target* of, u32 count, const Patch* by, u32* found) {
-    targets = of, many = count, patches = by, right = found;
-    all(count, one_overwrite);
+static void one_compare() { compare((const Pair*)one, many); }
+static void one_number() { number_changes((const Pair*)one, many, (Total*)three); }
+static void one_gather() { gather_changes((const Pair*)one, many, (const Columns*)two); }
+static void one_overwrite() { overwrite((const Target*)one, many, (const Patch*)two, (u32*)three); }
+extern "C" void run(int which, u32 groups, u32 count, const void* first, const void* second, void* third) {
+    static void (*bodies[])() = {one_compare, one_number, one_gather, one_overwrite};
+    one = first, many = count, two = second, three = third;
+    for (blockIdx.x = 0; blockIdx.x < groups; blockIdx.x++) run_group(THREADS, blockIdx.x, bodies[which]);
 }
 """
 MARGIN = 32
@@ -58,8 +47,19 @@ def library() -> ctypes.CDLL:
     return compiled("deltas", RUN, Path(tempfile.mkdtemp(prefix="tensorhub-kernels-")))
 
 
-def at(array: Array) -> ctypes.c_void_p:
-    return ctypes.c_void_p(array.ctypes.data)
+def run(which: int, groups: int, count: int, *places: int | None) -> None:
+    library().run(which, groups, count, *map(ctypes.c_void_p, places))
+
+
+def device() -> CompiledDevice:
+    return CompiledDevice(
+        {
+            "compare": lambda groups, pairs, count: run(0, groups, count, pairs, None, None),
+            "number_changes": lambda groups, pairs, count, totals: run(1, groups, count, pairs, None, totals),
+            "gather_changes": lambda groups, pairs, count, columns: run(2, groups, count, pairs, columns, None),
+            "overwrite": lambda groups, targets, count, patches, right: run(3, groups, count, targets, patches, right),
+        }
+    )
 
 
 def column(values: Sequence[int]) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
@@ -80,25 +80,20 @@ def margins(piece: Array) -> bytes:
 
 
 def found_by_kernels(
-    pairs: Sequence[tuple[bytes, bytes, int]], shifts: tuple[int, int] = (0, 0)
-) -> list[Changes | None]:
-    """Do what `PieceComparer` does with pieces as they were and are, in units of these bytes."""
+    pairs: Sequence[tuple[bytes, bytes, int]], shifts: tuple[int, int] = (0, 0), on: CompiledDevice | None = None
+) -> Sequence[Changes | None]:
+    """Compare pieces as they were and are, in units of these bytes."""
+    gpu: Any = on or device()
     # What stands beside the two versions differs, so that it is seen where it is looked at.
     old = [held(before, shifts[0], 0xE0) for before, _, _ in pairs]
     new = [held(after, shifts[1], 0xE1) for _, after, _ in pairs]
     nbytes, units = column([len(each[1]) for each in pairs]), column([each[2] for each in pairs])
     before, after = (column([each.ctypes.data for each in some]) for some in (old, new))
-    tables = ComparisonTables(before, after, nbytes, units)
-    room = np.full(tables.room_bytes + 32, 0xEE, np.uint8)
-    begin = (-room.ctypes.data) % 16
-    tables.place(room.ctypes.data + begin)
-    library().find(at(tables.pairs), len(pairs), tables.parts, at(tables.totals))
-    assert room[begin + tables.room_bytes :].tobytes() == b"\xee" * (32 - begin)
-    columns = np.full(tables.arrange() + 8, 0xEE, np.uint8)
-    where = tables.put_at(columns.ctypes.data)
-    library().gather(at(tables.pairs), len(pairs), tables.parts, at(where))
-    assert columns[-8:].tobytes() == b"\xee" * 8
-    return tables.changes(columns)
+    comparer = PieceComparer(gpu, gpu)
+    if shifts[0] != shifts[1]:
+        # Where they are, since what is brought beside the pieces is aligned as they are.
+        return comparer._compared(ComparisonTables(before, after, nbytes, units))
+    return comparer.changes(before, after, nbytes, units)
 
 
 def check(pairs: Sequence[tuple[bytes, bytes, int]], shifts: tuple[int, int] = (0, 0)) -> None:
@@ -182,23 +177,20 @@ def test_random_bytes_of_either_version_and_every_bit_count() -> None:
 
 
 def overwritten(
-    pieces: Sequence[tuple[bytes, int]], patches: Sequence[Sequence[Changes]], shift: int = 0
+    pieces: Sequence[tuple[bytes, int]],
+    patches: Sequence[Sequence[Changes]],
+    shift: int = 0,
+    on: CompiledDevice | None = None,
 ) -> list[tuple[bytes, bool]]:
-    """Do what `PieceOverwriter` does with pieces in units of these bytes; return them, and which were overwritten."""
+    """Overwrite pieces in units of these bytes; return them, and which were overwritten."""
+    gpu: Any = on or device()
     memory = [held(data, shift) for data, _ in pieces]
-    columns_bytes = sum(len(each.positions) + 48 + 9 * each.changed for some in patches for each in some)
-    tables = OverwriteTables(
-        column([each.ctypes.data for each in memory]),
-        column([len(data) for data, _ in pieces]),
-        column([unit for _, unit in pieces]),
-        patches,
-        columns_bytes,
-    )
-    tables.place(tables.columns.ctypes.data)
-    library().change(at(tables.targets), len(pieces), at(tables.patches), at(tables.right))
+    at, nbytes = column([each.ctypes.data for each in memory]), column([len(data) for data, _ in pieces])
+    overwriter = PieceOverwriter(gpu, gpu, gpu.stream())
+    right = overwriter.overwrite(at, nbytes, column([unit for _, unit in pieces]), patches)
     for each in memory:
         assert margins(each) == b"\xee" * MARGIN, "something outside of a piece was written"
-    return [(each.tobytes(), bool(right)) for each, right in zip(memory, tables.right, strict=True)]
+    return [(each.tobytes(), bool(is_right)) for each, is_right in zip(memory, right, strict=True)]
 
 
 @given(st.lists(changed_pieces(), min_size=1, max_size=3), st.sampled_from([0, 1, 2, 4, 8]))
@@ -273,6 +265,30 @@ def test_long_columns_are_walked_to_their_end() -> None:
         piece = bytearray(old)
         apply(written(said, unit, len(old)) or b"", memoryview(piece), unit)
         assert piece == new
+
+
+def test_the_room_for_both_ways_is_bounded_whatever_is_given_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deltas, "COMPARED_BYTES_MAX", 100_000)
+    monkeypatch.setattr(deltas, "COLUMNS_BYTES_MAX", 5_000)
+    chance = np.random.default_rng(2)
+    pairs = [pair_of(2, 5000, np.flatnonzero(chance.random(5000) < 0.1), seed) for seed in range(40)]
+    gpu = device()
+    found = found_by_kernels(pairs, on=gpu)
+    assert gpu.streams[0].launches == ["compare", "number_changes", "gather_changes"] * 4
+    assert sum(gpu.allocated) < 3 * 100_000
+    known = [each for each in found if each is not None]
+    assert len(known) == 40
+    gpu = device()
+    done = overwritten([(old, 2) for old, _, _ in pairs], [[each] for each in known], on=gpu)
+    assert done == [(new, True) for _, new, _ in pairs]
+    assert len(gpu.streams[0].launches) > 10
+    assert sum(gpu.allocated) < 3 * 5_000
+
+
+def test_nothing_is_no_launch() -> None:
+    gpu = device()
+    assert (list(found_by_kernels([], on=gpu)), overwritten([], [], on=gpu)) == ([], [])
+    assert [each.launches for each in gpu.streams] == [[], []]
 
 
 def test_what_a_launch_takes_is_bounded_and_a_piece_at_least() -> None:

@@ -1,6 +1,11 @@
 """Patches: exact to the bit, small where little changed, none where that is no gain, and deaf to hostile bytes."""
 
+import ctypes
+import itertools
+import random
 import struct
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,9 +14,13 @@ import zstandard
 
 from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.compute.spans import Spans
+from tensorhub_agent.devices.columns import Columns
+from tensorhub_agent.devices.fake_engine import FakeEngine
+from tensorhub_agent.devices.region import DeviceRegion
 from tensorhub_agent.encodings.codec_tasks import Coded, patch_pieces
 from tensorhub_agent.encodings.columns import Damaged, unit_of
 from tensorhub_agent.encodings.patch import apply, make
+from tensorhub_common.devices.fake import FakeDevice, FakeEvent
 
 MIB = 1024 * 1024
 HEAD = struct.Struct("<BBHI")
@@ -186,3 +195,104 @@ async def test_what_does_not_fit_is_refused(
     below = None if base is None else memoryview(base)
     with pytest.raises(ValueError, match=why):
         patch_pieces(pool, memoryview(piece), below, Spans([at], [at], [nbytes]), [(memoryview(b""), 1)] * patches)
+
+
+# In the memory of a GPU.
+
+
+@pytest.fixture(params=["lazy", "eager", 1])
+def device(request: pytest.FixtureRequest) -> FakeDevice:
+    return FakeDevice(schedule=random.Random(request.param) if isinstance(request.param, int) else request.param)
+
+
+def on_device(device: FakeDevice, data: bytes) -> DeviceRegion:
+    memory = device.allocate(len(data))
+    ctypes.memmove(memory.address, data, len(data))
+    return DeviceRegion.of(device, memory)
+
+
+def bytes_of(region: DeviceRegion) -> bytes:
+    return ctypes.string_at(region.address, region.nbytes)
+
+
+async def patched_on(
+    pool: CopyPool, device: FakeDevice, patches: Sequence[Coded], *, beside: bool = False
+) -> tuple[bytes, bytes]:
+    """Patch all pieces in a GPU's memory; return what stands there then, and the digests that were told."""
+    old, _ = versions()
+    destination = on_device(device, bytes(len(old)) if beside else old)
+    base = on_device(device, old) if beside else None
+    found = await patch_pieces(pool, destination, base, cut(), patches).result()
+    return bytes_of(destination), found
+
+
+@pytest.mark.parametrize("beside", [False, True])
+async def test_pieces_in_a_gpus_memory_are_patched_and_hashed_there(
+    pool: CopyPool, device: FakeDevice, *, beside: bool
+) -> None:
+    old, new = versions()
+    patches = patches_of(old, new)
+    after, found = await patched_on(pool, device, patches, beside=beside)
+    assert (after, found) == (new, b"".join(digests_of(new)))
+    # What can't be read, whose positions are none of the piece, and a chain with such a patch behind a good one.
+    outside = by_hand(1, 2, 1, column(bytes([255] * 197)), column(b"a"), column(b"a"))
+    wrong = {3: b"\x01\x02nonsense", 5: outside, 7: bytes(patches[7][0]) + outside, 9: b""}
+    patches = [
+        (memoryview(wrong[number]), unit) if number in wrong else (patch, unit)
+        for number, (patch, unit) in enumerate(patches)
+    ]
+    after, found = await patched_on(pool, device, patches, beside=beside)
+    for number, (before, digest) in enumerate(zip(digests_of(old), digests_of(new), strict=True)):
+        place = slice(number * NBYTES, (number + 1) * NBYTES)
+        stays = number in wrong
+        assert after[place] == (old if stays else new)[place]
+        told = found[number * 16 : number * 16 + 16]
+        assert told == (digest if not stays else before if number == 9 else bytes(16))
+
+
+async def test_patches_in_a_row_and_values_of_other_sizes_are_patched_there(pool: CopyPool, device: FakeDevice) -> None:
+    chance = np.random.default_rng(4)
+    pieces, codes, wanted = [], [], b""
+    for unit in (1, 2, 4, 8):
+        data = [np.frombuffer(chance.bytes(4000), f"<u{unit}").copy() for _ in range(3)]
+        data[1][: len(data[1]) * 4 // 5] = data[0][: len(data[1]) * 4 // 5]
+        data[2][:-3] = data[1][:-3]
+        steps = [
+            make(memoryview(a.tobytes()), memoryview(b.tobytes()), unit) or b"" for a, b in itertools.pairwise(data)
+        ]
+        pieces.append(data[0].tobytes())
+        codes.append((memoryview(b"".join(steps)), unit))
+        wanted += data[2].tobytes()
+    at = [4000 * number for number in range(4)]
+    destination = on_device(device, b"".join(pieces))
+    found = await patch_pieces(pool, destination, None, Spans(at, at, [4000] * 4), codes).result()
+    assert bytes_of(destination) == wanted
+    assert found == b"".join(xxhash.xxh3_128_digest(wanted[begin : begin + 4000]) for begin in at)
+
+
+# Planted bugs, as in compute/test_device_copy.py: a reader compares these digests with those of the version.
+
+
+async def test_an_overwrite_that_is_not_waited_for_is_found(pool: CopyPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = versions()
+    device = FakeDevice()
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeEvent, "wait", lambda _: None)
+        after, found = await patched_on(pool, device, patches_of(old, new))
+    assert after == old
+    assert found != b"".join(digests_of(new))
+    device.finish()
+
+
+async def test_digests_of_the_old_bytes_are_found(pool: CopyPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = versions()
+    overwrite = FakeEngine.overwrite
+
+    def digest_first(engine: FakeEngine, at: Columns, nbytes: Columns, units: Columns, patches: Any) -> Any:
+        digests = engine.digest(at, nbytes)
+        return digests, overwrite(engine, at, nbytes, units, patches)[1]
+
+    monkeypatch.setattr(FakeEngine, "overwrite", digest_first)
+    after, found = await patched_on(pool, FakeDevice(), patches_of(old, new))
+    assert after == new
+    assert found == b"".join(digests_of(old))

@@ -160,6 +160,17 @@ class UcxxSession(LeaseSession):
     async def unpack(self, destination: MemoryRegion, spans: Spans, units: Sequence[int]) -> tuple[bytes, int]:
         """See `EncodingSession.unpack`."""
         self.check_open()
+        if isinstance(destination, memoryview):
+            return await self._unpack(destination, spans, units)
+        at = starts(spans.nbytes)
+        landing = memoryview(bytearray(sum(spans.nbytes)))
+        _, came = await self._unpack(landing, Spans(at, spans.origin, spans.nbytes), units)
+        job = self._pool.copy_and_digest(destination, landing, Spans(spans.to, at, spans.nbytes))
+        # Of a piece that could not be unpacked this is the digest of other bytes, so it is read otherwise too.
+        return await job.result(), came
+
+    async def _unpack(self, destination: memoryview, spans: Spans, units: Sequence[int]) -> tuple[bytes, int]:
+        """Unpack pieces in memory of the host."""
         self._packs += 1
         number = self._packs
         sizes = await self._packed(PackRequest(number, list(spans.origin), list(spans.nbytes), list(units)))
