@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu import ceilings, crossing, host_copy, kernels, paths, processes, report, stall, torch_ways
+from benchmarks.gpu import ceilings, crossing, deltas, host_copy, kernels, paths, processes, report, stall, torch_ways
 from tensorhub_common.devices.cuda import cuda_device
 from tensorhub_common.devices.device import DeviceUnavailable
 
@@ -38,6 +38,7 @@ def main() -> None:
         ceilings=_told(ceilings.measure(device)),
         kernels=_told(kernels.measure(device, (1, 128, 1024))),
         boxes=_told(kernels.boxes(device)),
+        deltas=_told(deltas.measure(device)),
         processes=_told([processes.measure(device, gib << 30) for gib in (2, 8, 16)]),
         crossing=_told(crossing.measure(device)),
         host_copy=_told(host_copy.measure(device)),

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from benchmarks.gpu.ceilings import Ceilings
 from benchmarks.gpu.crossing import CrossingRates
+from benchmarks.gpu.deltas import DeltaRow
 from benchmarks.gpu.host_copy import HostCopyRates
 from benchmarks.gpu.kernels import BoxRow, Row
 from benchmarks.gpu.paths import Update
@@ -19,6 +20,7 @@ class Figures(NamedTuple):
     ceilings: Ceilings
     kernels: list[Row]
     boxes: list[BoxRow]
+    deltas: list[DeltaRow]
     processes: list[ProcessRates]
     crossing: CrossingRates
     host_copy: HostCopyRates
@@ -49,6 +51,13 @@ def of(found: Figures, seconds: float) -> str:
         "| boxes, with the wait | GB/s | of the driver's copy |",
         "|---|---|---|",
         *(f"| {each.what} | {each.bps / 1e9:.0f} | {each.share:.2f} |" for each in found.boxes),
+        "",
+        "| deltas | pieces of 4 MiB | values changed | GB/s of pieces | of the driver's copy |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {each.what} | {each.pieces} | {each.changed:.1%} | {each.bps / 1e9:.0f} | {each.share:.2f} |"
+            for each in found.deltas
+        ),
         "",
         "| memory of another process on this GPU | GB/s | of the driver's copy |",
         "|---|---|---|",

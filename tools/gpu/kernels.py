@@ -7,7 +7,9 @@ import xxhash
 
 from tensorhub_agent.casting.conversion import converter_of
 from tensorhub_agent.devices.boxes import DeviceBox
+from tensorhub_agent.devices.changes import changes_between
 from tensorhub_agent.devices.cuda_engine import CudaEngine
+from tensorhub_agent.encodings.patch import written
 from tensorhub_common.devices.cuda import CudaDevice, cuda_device
 from tensorhub_common.programs.regions import Blocks, StridedForm
 
@@ -19,6 +21,7 @@ def main() -> None:
     device = cuda_device(0)
     engine = CudaEngine(device)
     wrong = [*_pieces(device, engine, 0), *_pieces(device, engine, 3), *_boxes(device, engine), *_casts(device, engine)]
+    wrong += [*_deltas(device, engine, 0), *_deltas(device, engine, 1)]
     if wrong:
         sys.exit("not as the host has it: " + ", ".join(wrong))
     print("every digest and byte is the host's")
@@ -86,6 +89,29 @@ def _casts(device: CudaDevice, engine: CudaEngine) -> list[str]:
         _copy(device, found.ctypes.data, destination.address, found.nbytes)
         if (found != expected).any():
             wrong.append(cast)
+    return wrong
+
+
+def _deltas(device: CudaDevice, engine: CudaEngine, shift: int) -> list[str]:
+    """What changed of pieces, sparse and dense, and the old ones overwritten by it."""
+    wrong, chance = [], np.random.default_rng(shift)
+    for unit, units, share in ((2, 100_003, 0.01), (1, 70_001, 0.3), (4, 32_769, 0.001), (8, 129, 0.5)):
+        old = np.frombuffer(chance.bytes(unit * units), f"<u{unit}")
+        new = np.where(chance.random(units) < share, ~old, old)
+        here, there = (device.allocate(new.nbytes + shift) for _ in range(2))
+        _copy(device, here.address + shift, new.ctypes.data, new.nbytes)
+        _copy(device, there.address + shift, old.ctypes.data, old.nbytes)
+        size, unit_size = (np.array([each], np.int64) for each in (new.nbytes, unit))
+        places = [np.array([each], np.int64) for each in (old.ctypes.data, here.address + shift, there.address + shift)]
+        found, expected = engine.changes(places[0], places[1], size, unit_size)[0], changes_between(old, new)
+        if found is None or written(found, unit, new.nbytes) != written(expected, unit, new.nbytes):
+            wrong.append(f"changes of {units} units of {unit} bytes")
+            continue
+        _, right = engine.overwrite(places[2], size, unit_size, [[found]])
+        landing = np.zeros_like(new)
+        _copy(device, landing.ctypes.data, there.address + shift, new.nbytes)
+        if not right[0] or (landing != new).any():
+            wrong.append(f"an overwrite of {units} units of {unit} bytes")
     return wrong
 
 

@@ -1,6 +1,7 @@
 """The ucxx transport: connections that serve several leases; patches and packed pieces; and the thread of UCX."""
 
 import asyncio
+import ctypes
 import gc
 import threading
 from typing import Any
@@ -12,6 +13,7 @@ from tests.kit.fakes import GIVE_UP_S, Lost
 from tests.unit.agent.transports.hubs import MIB, Hub, cut, digests_of
 
 from tensorhub_agent.compute.spans import Spans
+from tensorhub_agent.devices.region import DeviceRegion
 from tensorhub_agent.encodings.codec_tasks import PatchTargets
 from tensorhub_agent.encodings.patch import make
 from tensorhub_agent.primitives.lease_messages import Welcome
@@ -25,6 +27,7 @@ from tensorhub_agent.transports.ucxx.engine import UcxxEngine
 from tensorhub_agent.transports.ucxx.protocol.frames import COUNT_BITS, encode
 from tensorhub_agent.transports.ucxx.session import UcxxSession
 from tensorhub_agent.transports.ucxx.transport import UcxxTransport
+from tensorhub_common.devices.fake import FakeDevice
 
 # Connections.
 
@@ -168,6 +171,25 @@ async def test_packed_pieces_lead_to_the_sources_bytes(ucxx: Hub) -> None:
     destination[third] = segment.view[third]
     assert destination == segment.view
     await served(ucxx, session, 2 * came)
+
+
+async def test_packed_pieces_go_into_a_gpus_memory_and_what_was_not_packed_is_left_as_it_was(ucxx: Hub) -> None:
+    segment, third = ucxx.segment(ALL_BYTES), slice(2 * MIB, 3 * MIB)
+    stiff = bytes(segment.view[third])
+    values = np.random.default_rng(4).standard_normal(ALL_BYTES // 2, dtype=np.float32) * 0.02
+    segment.view[:ALL_BYTES] = values.view(np.uint16)[1::2].tobytes()
+    segment.view[third] = stiff
+    session = await ucxx.open(segment)
+    device = FakeDevice()
+    memory = device.allocate(segment.nbytes)
+    destination = DeviceRegion.of(device, memory)
+    found, came = await session.unpack(destination, pieces_at(list(range(PIECES))), [2] * PIECES)
+    after = ctypes.string_at(memory.address, ALL_BYTES)
+    assert not any(after[third])
+    assert found[2 * 16 : 3 * 16] == bytes(16)
+    assert found[:32] == digests_of(segment.view, pieces_at([0, 1]))
+    assert after[: 2 * MIB] + stiff + after[3 * MIB :] == segment.view[:ALL_BYTES]
+    await served(ucxx, session, came)
 
 
 async def refused(ucxx: Hub, session: UcxxSession, lost: Lost, asked: PatchTargets | Spans, unit: int = 2) -> None:

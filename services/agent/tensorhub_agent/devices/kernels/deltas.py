@@ -233,16 +233,23 @@ class PieceComparer:
     def _launch(self, name: str, groups: int, *arguments: int) -> None:
         self._stream.launch(self._library.kernel("deltas", name), (groups, 1), THREADS, arguments)
 
+    @property
+    def stream(self) -> CudaStream:
+        """Where its work is done."""
+        return self._stream
+
     def by_kernel(self, old: Columns, new: Columns, nbytes: Columns, units: Columns) -> dict[str, Callable[[], None]]:
         """Return what runs each kernel again over pieces of the GPU's memory, in one launch, to be measured."""
         tables = ComparisonTables(old, new, nbytes, units)
         self._compared(tables)
         count, (pairs, _, totals, places) = len(nbytes), self._take_room(tables)
-        return {
+        found: dict[str, Callable[[], None]] = {
             "compare": lambda: self._launch("compare", tables.parts, pairs, count),
             "number_changes": lambda: self._launch("number_changes", count, pairs, count, totals),
-            "gather_changes": lambda: self._launch("gather_changes", tables.parts, pairs, count, places),
         }
+        if tables.places["changed"].any():
+            found["gather_changes"] = lambda: self._launch("gather_changes", tables.parts, pairs, count, places)
+        return found
 
 
 class PieceOverwriter:
@@ -265,18 +272,39 @@ class PieceOverwriter:
         return np.concatenate(found)
 
     def _overwritten(self, tables: OverwriteTables) -> npt.NDArray[np.bool_]:
-        stream, kernel = self._stream, self._library.kernel("deltas", "overwrite")
-        sizes = (tables.targets.nbytes, tables.patches.nbytes, _aligned(tables.right.nbytes), tables.columns.nbytes)
-        targets = self._room.address(sum(sizes))
-        patches, right, columns = (targets + sum(sizes[: number + 1]) for number in range(3))
+        stream = self._stream
+        targets, patches, right, columns = self._take_room(tables)
         tables.place(columns)
         for to, table in ((targets, tables.targets), (patches, tables.patches), (columns, tables.columns)):
             if table.nbytes:
                 stream.copy(to, table.ctypes.data, table.nbytes)
-        stream.launch(kernel, (len(tables.targets), 1), THREADS, (targets, len(tables.targets), patches, right))
+        self._launch(tables)
         stream.copy(tables.right.ctypes.data, right, tables.right.nbytes)
         stream.record().wait()
         return tables.right > 0
+
+    def _take_room(self, tables: OverwriteTables) -> tuple[int, int, int, int]:
+        """Return where the tables of pieces and of patches, the answers and the columns are."""
+        sizes = (tables.targets.nbytes, tables.patches.nbytes, _aligned(tables.right.nbytes), tables.columns.nbytes)
+        targets = self._room.address(sum(sizes))
+        patches = targets + sizes[0]
+        right = patches + sizes[1]
+        return targets, patches, right, right + sizes[2]
+
+    def _launch(self, tables: OverwriteTables) -> None:
+        (targets, patches, right, _), count = self._take_room(tables), len(tables.targets)
+        kernel = self._library.kernel("deltas", "overwrite")
+        self._stream.launch(kernel, (count, 1), THREADS, (targets, count, patches, right))
+
+    def by_kernel(
+        self, at: Columns, nbytes: Columns, units: Columns, patches: Sequence[Sequence[Changes]]
+    ) -> Callable[[], None]:
+        """Return what runs the kernel again over these pieces, in one launch, to be measured."""
+        tables = OverwriteTables(
+            at, nbytes, units, patches, sum(_columns_bytes(one) for each in patches for one in each)
+        )
+        self._overwritten(tables)
+        return lambda: self._launch(tables)
 
 
 def cut(nbytes: Columns, bytes_max: int, count_max: int) -> Iterator[slice]:

@@ -18,7 +18,7 @@ from typing import Final
 from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.encodings.codec_tasks import PatchTargets, patch_pieces, unpack_pieces
-from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
+from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES, digest_at
 from tensorhub_agent.primitives.lease_messages import (
     Denied,
     LeaseMessage,
@@ -164,10 +164,11 @@ class UcxxSession(LeaseSession):
             return await self._unpack(destination, spans, units)
         at = starts(spans.nbytes)
         landing = memoryview(bytearray(sum(spans.nbytes)))
-        _, came = await self._unpack(landing, Spans(at, spans.origin, spans.nbytes), units)
-        job = self._pool.copy_and_digest(destination, landing, Spans(spans.to, at, spans.nbytes))
-        # Of a piece that could not be unpacked this is the digest of other bytes, so it is read otherwise too.
-        return await job.result(), came
+        found, came = await self._unpack(landing, Spans(at, spans.origin, spans.nbytes), units)
+        some = [number for number in range(len(at)) if any(digest_at(found, number))]
+        part = Spans(*([column[number] for number in some] for column in (spans.to, at, spans.nbytes)))
+        job = self._pool.copy_and_digest(destination, landing, part)
+        return _woven(len(at), (some, await job.result())), came
 
     async def _unpack(self, destination: memoryview, spans: Spans, units: Sequence[int]) -> tuple[bytes, int]:
         """Unpack pieces in memory of the host."""
