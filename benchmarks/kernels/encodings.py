@@ -4,6 +4,7 @@
 
 The memory is bfloat16 of a normal distribution, as weights are, in pieces of 4 MiB. Rates are bytes of pieces in a
 second, the median of the rounds; every round runs every contender once, so what else the machine does falls on all.
+`compress` and `decompress` are what is left to the host of a delta whose pieces are in a GPU's memory.
 """
 
 import argparse
@@ -22,8 +23,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from tensorhub_agent.devices.changes import Changes, changes_between
 from tensorhub_agent.encodings.compression import pack, unpack
-from tensorhub_agent.encodings.patch import apply, make
+from tensorhub_agent.encodings.patch import apply, changes_in, make, written
 
 MIB: Final = 1024 * 1024
 PIECE_BYTES: Final = 4 * MIB
@@ -87,6 +89,7 @@ class Bench:
         self.target = self.old.copy()
         self.pieces = [(at, min(PIECE_BYTES, nbytes - at)) for at in range(0, nbytes, PIECE_BYTES)]
         self.patches: list[bytes | None] = [None] * len(self.pieces)
+        self.changes: list[Changes | None] = [None] * len(self.pieces)
         self._threads = threads
 
     def each(self, work: Callable[[int, int, int], object]) -> None:
@@ -116,6 +119,19 @@ class Bench:
         if patch is not None:
             apply(patch, self.view(self.target, at, size), 2)
 
+    def compare(self, number: int, at: int, size: int) -> None:
+        """Find what changed of a piece, as a GPU does."""
+        some = slice(at // 2, (at + size) // 2)
+        self.changes[number] = changes_between(self.old[some], self.new[some])
+
+    def compress(self, number: int, _: int, size: int) -> None:
+        """Make a piece's patch of what changed."""
+        self.patches[number] = written(self.changes[number], 2, size)
+
+    def decompress(self, number: int, _: int, size: int) -> None:
+        """Read a piece's patch as what changed."""
+        changes_in(self.patches[number] or b"", 2, size // 2)
+
     def pack(self, number: int, at: int, size: int) -> None:
         """Pack a piece."""
         self.patches[number] = pack(self.view(self.new, at, size), 2)
@@ -137,7 +153,9 @@ def rate(bench: Bench, work: Callable[[int, int, int], object]) -> float:
 def row(pattern: Pattern, nbytes: int, rounds: int, threads: ThreadPoolExecutor) -> str:
     """Measure one pattern."""
     bench = Bench(pattern, nbytes, threads)
-    figures: dict[str, list[float]] = {name: [] for name in ("memcpy", "xxh3", "make", "apply")}
+    contenders = ("memcpy", "xxh3", "make", "apply", "compress", "decompress")
+    figures: dict[str, list[float]] = {name: [] for name in contenders}
+    bench.each(bench.compare)
     for _ in range(rounds):
         figures["memcpy"].append(rate(bench, bench.copy))
         figures["xxh3"].append(rate(bench, bench.hash))
@@ -146,14 +164,14 @@ def row(pattern: Pattern, nbytes: int, rounds: int, threads: ThreadPoolExecutor)
         figures["apply"].append(rate(bench, bench.apply))
         if None not in bench.patches:
             assert np.array_equal(bench.target, bench.new), "a patched version is not the new one"
+        figures["compress"].append(rate(bench, bench.compress))
+        figures["decompress"].append(rate(bench, bench.decompress))
     size = sum(
         len(patch) if patch is not None else size for patch, (_, size) in zip(bench.patches, bench.pieces, strict=True)
     )
-    memcpy, xxh3, made, applied = (statistics.median(each) for each in figures.values())
-    return (
-        f"| {pattern.name} | {100 * size / nbytes:.2f} % | {memcpy:.1f} | {xxh3:.1f} | {made:.1f} "
-        f"({made / memcpy:.2f}) | {applied:.1f} ({applied / memcpy:.2f}) |"
-    )
+    memcpy, xxh3, *others = (statistics.median(each) for each in figures.values())
+    told = " | ".join(f"{each:.1f} ({each / memcpy:.2f})" for each in others)
+    return f"| {pattern.name} | {100 * size / nbytes:.2f} % | {memcpy:.1f} | {xxh3:.1f} | {told} |"
 
 
 def packing(nbytes: int, rounds: int, threads: ThreadPoolExecutor) -> str:
@@ -184,10 +202,11 @@ def main() -> None:
     print(
         f"{options.mib} MiB bfloat16, {options.threads} threads of {len(os.sched_getaffinity(0))} cores, "
         f"numpy {np.__version__}, Python {platform.python_version()}, "
-        f"GLIBC_TUNABLES={os.environ.get('GLIBC_TUNABLES', '')!r}"
+        f"in GB/s, GLIBC_TUNABLES={os.environ.get('GLIBC_TUNABLES', '')!r}"
     )
-    print("| what changed | patches | memcpy GB/s | xxh3 GB/s | make GB/s (× memcpy) | apply GB/s (× memcpy) |")
-    print("|---|---|---|---|---|---|")
+    contenders = ("make", "apply", "compress", "decompress")
+    print("| what changed | patches | memcpy | xxh3 |", *(f"{each} (× memcpy) |" for each in contenders))
+    print("|---" * (4 + len(contenders)) + "|")
     with ThreadPoolExecutor(options.threads) as threads:
         for pattern in PATTERNS:
             print(row(pattern, options.mib * MIB, options.rounds, threads))

@@ -229,7 +229,7 @@ class Settings:
         unit="versions",
         example="4",
         meaning="For how many versions back an agent keeps exact deltas of what it publishes. Costs one more copy of it"
-        " in memory, and pays over lines below some 10 Gbit/s (docs/design/encodings.md). 0: it makes none.",
+        " in the host's memory, and pays over lines below some 10 Gbit/s (docs/design/encodings.md). 0: it makes none.",
     )
     delta_bytes: int = _variable(
         values.byte_count(0),
