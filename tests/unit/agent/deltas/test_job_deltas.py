@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import gc
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -112,14 +113,14 @@ class Agent:
         return await self.publish_and_settle()
 
     @contextmanager
-    def meddled(self, at: int) -> Iterator[None]:
+    def meddled(self, at: int, share: float = 0.5) -> Iterator[None]:
         """Within this the trainer takes its memory back, and writes, when the maker's chore of this number begins."""
         background, numbers = self.pool.background, itertools.count(1)
 
         async def meddling(work: Callable[[], None]) -> None:
             if next(numbers) == at:
                 self.save("empty")
-                self.change(0.5)
+                self.change(share)
             await background(work)
 
         self.pool.background = meddling  # type: ignore[method-assign]
@@ -194,6 +195,22 @@ async def test_what_is_taken_back_meanwhile_does_not_count_and_does_no_harm_late
     fourth = await agent.next()
     assert agent.brought(second, fourth)[0] > 0
     assert agent.brought(third, fourth)[0] <= 600 * 0.05
+
+
+@pytest.mark.parametrize("agent", [""], indirect=True)
+async def test_what_was_compared_before_the_memory_was_taken_back_is_known_in_the_shadow(agent: Agent) -> None:
+    """Its patch leads there, whatever stands in the memory when the shadow follows."""
+    await agent.publish_and_settle()
+    agent.save("empty")
+    agent.change(0.01)
+    with agent.meddled(at=2, share=0.01):
+        second = await agent.publish_and_settle()
+    third = await agent.publish_and_settle()
+    offer = agent.offer(second, third)
+    assert offer is not None
+    assert offer.patches[0] is not None
+    assert offer.patches[1] is None
+    agent.brought(second, third)
 
 
 async def test_what_did_not_change_costs_nothing(agent: Agent) -> None:
@@ -352,6 +369,20 @@ async def test_without_memory_of_the_gpu_to_compare_in_pieces_are_read_and_later
     fourth = await agent.next()
     assert agent.brought(third, fourth)[0] > 0
     assert agent.brought(fourth, await agent.next())[0] <= 600 * 0.05
+
+
+@pytest.mark.parametrize("agent", ["GPU-fake-0"], indirect=True)
+async def test_the_copy_in_the_hosts_memory_is_pinned_until_it_goes(agent: Agent) -> None:
+    """Otherwise it would go to the GPU and back at a fifth of the bus's speed."""
+    before, pinned = agent.store.account.total_bytes, fake_device(0).pinned_bytes
+    await agent.publish_and_settle()
+    assert (
+        fake_device(0).pinned_bytes - pinned == agent.store.account.total_bytes - before >= agent.place.segment.nbytes
+    )
+    agent.deltas.freed(KEY)
+    await agent.deltas.stop()
+    gc.collect()
+    assert fake_device(0).pinned_bytes == pinned
 
 
 # Planted bugs: a reader compares the digests of what it has patched with those of the version, and these show each.
