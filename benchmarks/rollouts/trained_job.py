@@ -99,7 +99,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the trainer's own engine generates at the beginning of a step; else it is `ahead`."""
     seed_first_s: float = 3.0
     ahead: int = 1
-    """So many steps' prompts are submitted beside those of the step that is trained, where it does not seed."""
+    """How many steps' prompts are submitted beside those of the step that is trained, where it does not seed."""
     streams: bool = False
     """Whether prompts come without steps: it trains whatever has ended, as many responses as a step has for each
     version, and submits as many groups as it has used."""

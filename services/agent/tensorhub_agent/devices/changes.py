@@ -41,7 +41,7 @@ UNCHANGED: Final = Changes(GAPS, 0, np.zeros(0, np.uint8), [])
 
 
 def is_short(changed: int, unit: int, nbytes: int) -> bool:
-    """Whether so many values of a piece of `nbytes` are worth to be told by themselves."""
+    """Whether this number of values of a piece of `nbytes` is worth telling by itself."""
     return changed * unit <= VALUES_SHARE_MAX * nbytes
 
 

@@ -74,7 +74,7 @@ class Arrivals:
         return self.each_s(0, 1)[1][0] if is_far else self.each_s(1, 0)[0][0]
 
     def each_s(self, here: int, there: int) -> tuple[list[float], list[float]]:
-        """Return the same of so many that ask at once, at the trainer's site and at the far one."""
+        """Return the same of machines that ask at once: how many at the trainer's site, and at the far one."""
         if self._weights is None:
             assert self._load_s is not None
             return [self._load_s] * here, [self._load_s] * there

@@ -26,7 +26,7 @@ COMPARED_BYTES_MAX: Final = 32 * 1024 * 1024
 """Pieces are compared by so much at a time, a piece at least: the room for it is twice this and a bitmap."""
 
 COMPARED_PIECES_MAX: Final = 1024
-"""... and by so many, where they are tiny."""
+"""Limit of the pieces that are compared at a time, where they are tiny."""
 
 COLUMNS_BYTES_MAX: Final = 64 * 1024 * 1024
 """Columns are brought to the GPU by so much at a time, those of a piece at least."""
