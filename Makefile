@@ -5,6 +5,8 @@ SEEDS ?= 500
 WORKERS ?= 3
 KILLS ?= 200
 PEERS ?= ray,nixl,mooncake,monarch
+# The engines, trainers and cluster managers whose tests `make integrations` runs.
+NAMES ?= $(patsubst tests/integrations/%.txt,%,$(wildcard tests/integrations/*.txt))
 UPDATES ?= 2000
 ROUNDS ?= 50
 RESPONSES ?= 300
@@ -40,7 +42,7 @@ SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo demo-rl test long slow wheel pythons check format sim bugs compose systemd bench bench-peers soak chaos late-bytes torn-reads rollout-exact rollout-matrix rollout-replay rollout-storm matrix partition crowds mixed cluster gpu mutants docs site serve
+.PHONY: help venv demo demo-rl test long slow wheel pythons check format sim bugs compose systemd bench bench-peers soak chaos late-bytes torn-reads rollout-exact rollout-matrix rollout-replay rollout-storm matrix partition crowds mixed cluster gpu mutants docs site serve integrations
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,6 +77,17 @@ slow: $(READY) ## the tests that take longer still, with new examples (SEED=: by
 	@echo "'make slow SEED=$(SEED)' draws the same examples again"
 	@$(BIN)/python -m pytest --hypothesis-profile=anew --hypothesis-seed=$(SEED) -m "slow and not gpu" || $(AGAIN)
 	@$(BIN)/python -m pytest --hypothesis-profile=thorough --hypothesis-seed=$(SEED) -m "not slow" tests/property || $(AGAIN)
+
+integrations: $(NAMES:%=.venv-%/.ready) ## the tests with engines and trainers of others (NAMES=trl), each in an environment of its own
+	@for name in $(NAMES); do \
+	  echo "with $$name:"; .venv-$$name/bin/python -m pytest tests/integrations/$$name || exit 1; \
+	done
+
+.venv-%/.ready: tests/integrations/%.txt pyproject.toml
+	@echo "setting up .venv-$*; this takes minutes, and is done again only when what it needs changes"
+	@$(PYTHON) -m venv .venv-$*
+	@.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -e . -r $<
+	@touch $@
 
 wheel: $(READY) ## the wheel in empty environments: the base installation alone, and the demo with the README's extras
 	@$(BIN)/python -m pytest tests/wheel
