@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, SupportsIndex
 
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.layout.layout import TensorEntry
+from tensorhub_common.layout.layout import Layout, TensorEntry
 from tensorhub_common.layout.parts import Part, Shape
 
 DTYPES: Final[dict[str, int]] = {
@@ -100,6 +100,21 @@ class TensorSpec:
     def entry(self, name: str) -> TensorEntry:
         """Return the layout entry of a tensor of this kind that is called `name`."""
         return TensorEntry(name, self.dtype, DTYPES[self.dtype], self.shape, self.global_shape, self.offset, self.parts)
+
+
+def whole_tensors(layouts: Iterable[Layout]) -> dict[str, TensorSpec]:
+    """Return the model's own tensors that the shards of these layouts have boxes of, each whole, by name.
+
+    Values that were computed of published ones (fp8 with scales) are no tensors of the model's, and left out.
+    """
+    found = {}
+    for entry in (each for layout in layouts for each in layout.tensors):
+        if not entry.parts:
+            found[entry.name] = TensorSpec(entry.global_shape, entry.dtype)
+        for part in entry.parts:
+            if not part.is_padding and not part.cast:
+                found[part.name] = TensorSpec(part.global_shape, entry.dtype)
+    return found
 
 
 def _part(number: int, part: object) -> Part:

@@ -87,6 +87,11 @@ class AgentSession:
         assert self._link.agent is not None
         return self._link.agent
 
+    @property
+    def socket_path(self) -> Path:
+        """Where the agent listens."""
+        return self._link.socket_path
+
     async def open(self, timeout_s: float) -> Attached:
         """Reach the agent for the first time. Raises `AgentUnavailable` at the bound, or the agent's refusal."""
         return await self._link.open(timeout_s)

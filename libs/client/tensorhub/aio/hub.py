@@ -26,18 +26,25 @@ from tensorhub.aio.lifetime import NotCopyable, leave, leave_when_dropped, shiel
 from tensorhub.aio.shard import AsyncShard, UnresolvedResume
 from tensorhub.arguments import Install, Resume
 from tensorhub.mapping import Mapping
+from tensorhub.specs import TensorSpec, whole_tensors
 from tensorhub_common.auth.tls import TlsFiles
 from tensorhub_common.bus.address import addresses
 from tensorhub_common.config import settings as settings_module
 from tensorhub_common.config.settings import Settings
 from tensorhub_common.devices.device import Device
 from tensorhub_common.devices.registry import device_named
-from tensorhub_common.errors import JobGone, LayoutMismatch, NotInThisVersion, TensorHubError
+from tensorhub_common.errors import (
+    JobGone,
+    LayoutMismatch,
+    NotInThisVersion,
+    TensorHubError,
+    VersionUnavailable,
+)
 from tensorhub_common.layout.layout import encoded
 from tensorhub_common.observability import logs
 from tensorhub_common.protocol.log.commands import Command, Delete, Pin, Retain, Rewind, Unpin
 from tensorhub_common.protocol.log.events import KINDS, AnyEvent, VersionRetired
-from tensorhub_common.protocol.queries import ReplicaInfo, VersionInfo
+from tensorhub_common.protocol.queries import ReplicaInfo, VersionInfo, VersionState
 from tensorhub_common.protocol.subjects import check_job
 from tensorhub_common.protocol.worker import Attached
 
@@ -82,6 +89,11 @@ class AsyncHub(NotCopyable):
     def agent(self) -> str:
         """The id of the agent that holds the shards."""
         return self._session.agent.agent
+
+    @property
+    def socket(self) -> Path:
+        """Where another process of this host reaches the same agent: `connect(agent=hub.socket)`."""
+        return self._session.socket_path
 
     # -------------------------------------------------------------------------------------------------- shards
 
@@ -242,6 +254,26 @@ class AsyncHub(NotCopyable):
         bound_s = arguments.seconds("timeout_s", timeout_s)
         arguments.name("model", model)
         return await self.registry.replicas(model, await self._open_job(bound_s))
+
+    async def specs(self, model: str, *, timeout_s: float = ASK_S) -> dict[str, TensorSpec]:
+        """Return what the newest version that can be had consists of: the model's own tensors, each whole, by name.
+
+        An engine that loads checkpoints registers these, and gives its loader `shard.tensors`.
+
+        Raises:
+            VersionUnavailable: No version is published, or no replica holds one now.
+            RegistryUnavailable: No registry answers within `timeout_s`.
+        """
+        deadline = self._session.deadline(arguments.seconds("timeout_s", timeout_s))
+        versions = await self.versions(model, timeout_s=left_s(deadline))
+        replicas = {each.replica: each for each in await self.replicas(model, timeout_s=left_s(deadline))}
+        for version in reversed(versions):
+            # The publisher has what was published, and others perhaps another dtype of it.
+            holders = sorted(version.holders, key=lambda name: name != version.publisher)
+            if version.state == VersionState.AVAILABLE and (holder := next(filter(replicas.get, holders), None)):
+                digests = dict.fromkeys(member.layout for member in replicas[holder].members)
+                return whole_tensors([await self.registry.layout(digest) for digest in digests])
+        raise VersionUnavailable(f"{model} has no version that a replica holds now: publish one first")
 
     async def _open_job(self, timeout_s: float) -> float:
         """The agent opens the job in its own time, so a first question could come before it. Return the time left."""

@@ -8,6 +8,7 @@ the caller's own code. Objects may be used from any thread, one call at a time f
 from collections.abc import AsyncGenerator, Collection, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from os import PathLike
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -251,6 +252,11 @@ class Hub(NotCopyable):
         """The id of the agent that holds the shards."""
         return self._twin.agent
 
+    @property
+    def socket(self) -> Path:
+        """Where another process of this host reaches the same agent; see `AsyncHub.socket`."""
+        return self._twin.socket
+
     def register(
         self,
         model: str,
@@ -324,6 +330,9 @@ class Hub(NotCopyable):
 
     replicas = blocking(AsyncHub.replicas)
     """Return the replicas of a model with their shards; see `AsyncHub.replicas`."""
+
+    specs = blocking(AsyncHub.specs)
+    """Return what the newest version that can be had consists of; see `AsyncHub.specs`."""
 
     def watch(
         self, model: str, after: int | None = None, *, kinds: Collection[str] | None = None

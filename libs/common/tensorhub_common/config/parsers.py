@@ -21,7 +21,7 @@ COUNT_MAX: Final = 9999
 
 _BYTES: Final = re.compile(r"(\d{1,18})\s*(|KiB|MiB|GiB|TiB)", re.ASCII)
 _BYTES_FACTOR: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-_ENGINE: Final = re.compile(r"torch|[A-Za-z_][\w.]*:[A-Za-z_]\w*", re.ASCII)
+_ENGINE: Final = re.compile(r"torch|vllm|[A-Za-z_][\w.]*:[A-Za-z_]\w*", re.ASCII)
 _NATS_SCHEMES: Final = ("nats", "tls", "ws", "wss")
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -222,6 +222,28 @@ def device(text: str) -> str:
     if re.fullmatch(r"cpu|cuda(:[0-9]{1,2})?", text) is None:
         raise ValueError("must be cpu, cuda, or a GPU by its number as cuda:1")
     return text
+
+
+def loopback_url(text: str) -> str:
+    """Take the address of an HTTP server of this host, and return that of its root; empty is none."""
+    if not text:
+        return ""
+    parts = urlsplit(text)
+    if parts.scheme != "http" or not parts.hostname or parts.path not in ("", "/"):
+        raise ValueError("must be the address of a server's root, as http://127.0.0.1:8000")
+    if parts.hostname != "localhost" and not _is_loopback(parts.hostname):
+        raise ValueError(
+            "must be an address of this host, as http://127.0.0.1:8000: the endpoints that control an engine have no "
+            "authentication, so a runner stands beside its server"
+        )
+    return f"http://{parts.netloc}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def arrival_terms(text: str) -> frozenset[ArrivalTerm]:

@@ -437,9 +437,10 @@ class Settings:
     runner_engine: str = _variable(
         values.engine,
         "torch",
-        unit="torch, or module:function",
+        unit="torch, vllm, or module:function",
         example="my_engine:load",
-        meaning="The engine of a runner: that of this package, or a function that takes the settings and returns one.",
+        meaning="The engine of a runner: that of this package, a server at TENSORHUB_RUNNER_URL, or a function that "
+        "takes the settings and returns one.",
     )
     runner_model: Path | None = _variable(
         values.optional_path,
@@ -484,6 +485,13 @@ class Settings:
         unit="cpu, cuda, cuda:N",
         example="cuda",
         meaning="What the torch engine computes on. On a GPU it is in fast mode alone.",
+    )
+    runner_url: str = _variable(
+        values.loopback_url,
+        "",
+        unit="address",
+        example="http://127.0.0.1:8000",
+        meaning="The server that generates, where TENSORHUB_RUNNER_ENGINE is one. It is on this host.",
     )
     runner_exact: bool = _variable(
         values.switch,

@@ -8,26 +8,25 @@ Invariants:
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
 
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.protocol.rollout.entries import Attempt
 from tensorhub_common.protocol.rollout.messages import TOKEN_BYTES, Finished, RunEngine
+from tensorhub_runner.app.engine_driver import OnStepped, ignore_steps
 from tensorhub_runner.core.runner_events import Begin, StepTokens, Stop
 from tensorhub_runner.engines.engine import Engine
-
-OnStepped = Callable[[tuple[StepTokens, ...], float], None]
-"""Takes what a step made, and how long it took, in seconds."""
 
 
 class EngineThread:
     """One engine; `run` is its task."""
 
-    def __init__(self, engine: Engine, on_stepped: OnStepped) -> None:
+    def __init__(self, engine: Engine) -> None:
+        self.on_stepped: OnStepped = ignore_steps
         self.between_steps = asyncio.Lock()
-        self._engine, self._on_stepped = engine, on_stepped
+        self._engine = engine
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._commands: list[Begin | Stop] = []
         self._wanted = asyncio.Event()
@@ -54,9 +53,12 @@ class EngineThread:
                 if not has_work and not self._commands:
                     self._wanted.clear()
                 if made:
-                    self._on_stepped(made, seconds)
+                    self.on_stepped(made, seconds)
             # Whoever waits for the lock has it now.
             await asyncio.sleep(0)
+
+    async def stand_still(self) -> None:
+        """Do nothing: no step is under way while the caller has `between_steps`."""
 
     async def weights_changed(self) -> RunEngine:
         """Tell the engine that others wrote its weights, and return what it is. The caller has `between_steps`."""
@@ -72,7 +74,7 @@ class EngineThread:
         for attempt in (*stopped, *attempts):
             await loop.run_in_executor(self._thread, self._engine.stop, attempt)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End the thread after its step."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 

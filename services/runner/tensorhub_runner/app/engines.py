@@ -1,4 +1,4 @@
-"""Makes the engine that the settings name: one of this package, or one of the user's own."""
+"""Makes the engine that the settings name: one of this package, a server, or one of the user's own."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from tensorhub_common.config.settings import InvalidSetting, Settings
 from tensorhub_runner.engines.engine import Engine
+from tensorhub_runner.servers.server import Server
 
 if TYPE_CHECKING:
     import torch
@@ -18,12 +19,36 @@ class LoadedEngine(NamedTuple):
     module: "torch.nn.Module"
 
 
+def server_of(settings: Settings) -> Server | None:
+    """Return the server that generates; None where the engine is to be loaded into this process.
+
+    Raises `InvalidSetting` where the settings don't go together.
+    """
+    if settings.runner_engine != "vllm":
+        return None
+    if not settings.runner_url:
+        raise InvalidSetting("TENSORHUB_RUNNER_URL is not set: name the vLLM server, as in http://127.0.0.1:8000")
+    if settings.runner_install == "mapped":
+        raise InvalidSetting(
+            "TENSORHUB_RUNNER_INSTALL is mapped, and a server has weights of its own: leave it at staged"
+        )
+    try:
+        from tensorhub_runner.servers.vllm import VllmServer  # noqa: PLC0415 (aiohttp comes with the extra `vllm`)
+    except ModuleNotFoundError as why:
+        raise InvalidSetting(
+            f"engine vllm needs {why.name}, which is not installed here: pip install 'tensorhub[vllm]'"
+        ) from None
+    return VllmServer(settings.runner_url, "" if settings.runner_model is None else str(settings.runner_model))
+
+
 def load_engine(settings: Settings) -> LoadedEngine:
     """Make the engine: "torch", or `module:function` of a function that takes the settings and returns a LoadedEngine.
 
     Raises `InvalidSetting` for any other, and where the module can't be imported.
     """
     name = settings.runner_engine
+    if name == "vllm":
+        raise InvalidSetting("engine vllm is a server, which generates and does not score: take torch")
     if name == "torch":
         return _torch_engine(settings)
     module, _, function = name.partition(":")

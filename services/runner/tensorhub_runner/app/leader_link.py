@@ -32,7 +32,7 @@ from tensorhub_common.protocol.rollout.messages import (
     RunnerHeartbeat,
 )
 from tensorhub_common.runtime.supervision import Supervisor
-from tensorhub_runner.app.engine_thread import EngineThread
+from tensorhub_runner.app.engine_driver import EngineDriver
 from tensorhub_runner.core.runner import Runner
 from tensorhub_runner.core.runner_events import (
     AbortCame,
@@ -52,7 +52,6 @@ from tensorhub_runner.core.runner_events import (
     StepTokens,
     Stop,
 )
-from tensorhub_runner.engines.engine import Engine
 
 ANSWER_S_MAX: Final = 0.5
 """What the leader has not answered by then is said again by the core."""
@@ -67,9 +66,10 @@ ReadAnswer = Callable[[bytes], RunnerInput]
 class LeaderLink:
     """One core, its engine, and the leader of its job: `start`, and in the end `close`."""
 
-    def __init__(self, bus: Bus, job: str, core: Runner, engine: Engine, work: Supervisor) -> None:
+    def __init__(self, bus: Bus, job: str, core: Runner, driver: EngineDriver, work: Supervisor) -> None:
         """Prepare. `work` has the tasks, and the caller ends them."""
-        self.core, self.thread = core, EngineThread(engine, self._on_stepped)
+        self.core, self.driver = core, driver
+        driver.on_stepped = self._on_stepped
         self._bus, self._job, self._work = bus, job, work
         self._talk = work.group()
         self._encoder = msgspec.msgpack.Encoder()
@@ -81,7 +81,7 @@ class LeaderLink:
 
     async def start(self) -> None:
         """Hear the leader, and say to it that this runner lives."""
-        self._work.start(self.thread.run(), "driving the engine")
+        self._work.start(self.driver.run(), "driving the engine")
         for what, on_message in (("assign", self._on_assign), ("abort", self._on_abort)):
             subject = subjects.to_runner(self._job, what, self.core.name)
             self._services.append(await self._bus.serve(subject, on_message, pending_max=ASSIGNS_PENDING_MAX))
@@ -94,8 +94,8 @@ class LeaderLink:
             self._timer.cancel()
         for service in self._services:
             await service.close()
-        await self.thread.leave(self.core.held)
-        self.thread.close()
+        await self.driver.leave(self.core.held)
+        await self.driver.close()
 
     def tell(self, event: RunnerInput) -> None:
         """Give an event to the core, and carry out what it wants done."""
@@ -123,7 +123,7 @@ class LeaderLink:
     def _do(self, effect: RunnerEffect) -> None:
         match effect:
             case Begin() | Stop():
-                self.thread.do(effect)
+                self.driver.do(effect)
             case SendFrame(frame=frame):
                 self._say("tokens", frame, _frame_answered)
             case SendReport(report=report):

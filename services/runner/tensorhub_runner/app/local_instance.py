@@ -14,6 +14,7 @@ from typing import Final
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.protocol.subjects import LOCAL_RUNNER
 from tensorhub_common.runtime.supervision import Fault, Supervisor, log_only
+from tensorhub_runner.app.engine_thread import EngineThread
 from tensorhub_runner.app.leader_link import LeaderLink
 from tensorhub_runner.core.runner import Runner, RunnerLimits
 from tensorhub_runner.core.runner_events import PreemptionNoticed, WeightsLoaded
@@ -35,7 +36,7 @@ class LocalInstance:
         limits = RunnerLimits(slots=engine.capacity.slots)
         incarnation = time.time_ns() // 1_000_000
         self._core = Runner(LOCAL_RUNNER, model, incarnation, limits, time.monotonic(), is_local=True)
-        self._link = LeaderLink(bus, job, self._core, engine, self._work)
+        self._link = LeaderLink(bus, job, self._core, EngineThread(engine), self._work)
 
     @property
     def tokens(self) -> int:
@@ -50,7 +51,7 @@ class LocalInstance:
 
     async def start(self, version: int, root: str) -> None:
         """Take requests: `version`, with this root, is what the engine reads."""
-        engine = await self._link.thread.weights_changed()
+        engine = await self._link.driver.weights_changed()
         await self._link.start()
         self._link.tell(WeightsLoaded(version, root, engine))
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from opentelemetry.metrics import Meter
 
 from tensorhub_common.observability.metrics import Sample, observe
-from tensorhub_runner.app.engine_thread import EngineThread
+from tensorhub_runner.app.engine_driver import EngineDriver
 from tensorhub_runner.app.service import RunnerService
 from tensorhub_runner.core.runner import Runner
 
@@ -25,10 +25,10 @@ def watch(runner: RunnerService, meter: Meter) -> None:
 
         observe(meter, name, samples)
 
-    def of_thread(name: str, read: Callable[[EngineThread], float]) -> None:
+    def of_driver(name: str, read: Callable[[EngineDriver], float]) -> None:
         def samples() -> Iterator[Sample]:
             if runner.link is not None:
-                yield read(runner.link.thread), {}
+                yield read(runner.link.driver), {}
 
         observe(meter, name, samples)
 
@@ -43,6 +43,6 @@ def watch(runner: RunnerService, meter: Meter) -> None:
     of_core("tensorhub.runner.version", lambda core: core.version)
     of_core("tensorhub.runner.frames", lambda core: core.frames)
     of_core("tensorhub.runner.frames.unanswered", lambda core: core.unanswered)
-    of_thread("tensorhub.runner.busy", lambda thread: thread.busy_s)
-    of_thread("tensorhub.runner.recomputed", lambda thread: thread.recomputed)
+    of_driver("tensorhub.runner.busy", lambda driver: driver.busy_s)
+    of_driver("tensorhub.runner.recomputed", lambda driver: driver.recomputed)
     observe(meter, "tensorhub.runner.attempts", attempts)

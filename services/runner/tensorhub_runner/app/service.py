@@ -18,11 +18,16 @@ from tensorhub_common.observability.logs import logger
 from tensorhub_common.observability.metrics import recorder
 from tensorhub_common.runtime.supervision import Supervisor
 from tensorhub_common.service.systemd import serving
-from tensorhub_runner.app.engines import load_engine
+from tensorhub_runner.app.engine_driver import EngineDriver
+from tensorhub_runner.app.engine_thread import EngineThread
+from tensorhub_runner.app.engines import LoadedEngine, load_engine, server_of
 from tensorhub_runner.app.leader_link import LeaderLink
+from tensorhub_runner.app.served_weights import ServedWeights
+from tensorhub_runner.app.server_driver import ServerDriver
 from tensorhub_runner.app.weight_follower import WeightFollower
 from tensorhub_runner.core.runner import Runner, RunnerLimits
 from tensorhub_runner.core.runner_events import PreemptionNoticed
+from tensorhub_runner.servers.server import Server
 
 ROLE: Final = "runner"
 RELEASE_S_MAX: Final = 1.0
@@ -44,7 +49,8 @@ class RunnerService:
         self._bus, self._settings = bus, settings
         self._work = Supervisor(f"runner {self.id!r}")
         self._hub: tensorhub.AsyncHub | None = None
-        self._shard: AsyncShard | None = None
+        self._driver: EngineDriver | None = None
+        self._weights: AsyncShard | ServedWeights | None = None
         self._is_leaving = False
         self.link: LeaderLink | None = None
         """From when the engine is loaded on."""
@@ -52,37 +58,35 @@ class RunnerService:
         self._record_wait = recorder(meter, "tensorhub.runner.load.wait")
 
     async def run(self) -> None:
-        """Load the engine, register its weights, and serve until cancelled."""
+        """Load the engine or find its server, bring its weights, and serve until cancelled."""
         settings, job = self._settings, self._settings.job
+        server = server_of(settings)
         # Building a model takes seconds; NATS must have its answers meanwhile.
-        loaded = await asyncio.to_thread(load_engine, settings)
-        limits = RunnerLimits(slots=loaded.engine.capacity.slots)
+        loaded = None if server is not None else await asyncio.to_thread(load_engine, settings)
+        limits = RunnerLimits(slots=settings.runner_slots if loaded is None else loaded.engine.capacity.slots)
         incarnation = time.time_ns() // 1_000_000
         # A mapped engine shows memory of its trainer, which it would keep from being overwritten.
         keeps_versions = settings.runner_install != "mapped"
         core = Runner(
             self.id, settings.runner_hub_model, incarnation, limits, time.monotonic(), keeps_versions=keeps_versions
         )
-        link = self.link = LeaderLink(self._bus, job, core, loaded.engine, self._work)
+        self._driver = _driver_of(server, loaded)
+        link = self.link = LeaderLink(self._bus, job, core, self._driver, self._work)
         # This process has a runner's key. The SDK in it is a worker, whose key its agent names.
         os.environ.pop("TENSORHUB_CREDENTIALS", None)
         self._hub = await tensorhub.connect_async(job=job)
-        shard = self._shard = await self._hub.register(
-            settings.runner_hub_model,
-            loaded.module,
-            replica=settings.runner_replica or self.id,
-            spot=settings.runner_spot,
-            install=settings.runner_install,
-        )
+        self._weights = await self._brought(self._hub, self._driver, loaded)
         follower = WeightFollower(
-            shard,
-            link.thread,
+            self._weights,
+            self._driver,
             link.tell,
             lambda: link.until(lambda: core.may_load),
             lambda: core.version_wanted,
             self._on_loaded,
             waits_for_finish=keeps_versions,
         )
+        if isinstance(self._driver, ServerDriver):
+            self._driver.on_lost = follower.lose
         await link.start()
         self._work.start(follower.run(), "following versions")
         if settings.runner_install == "mapped":
@@ -90,16 +94,29 @@ class RunnerService:
         asyncio.get_running_loop().add_signal_handler(NOTICE, self._on_notice, link)
         await answer_pings(self._bus, self.id, ROLE)
         async with serving(f"runner {self.id} serves"):
-            _log.info("ready", engine=loaded.engine.facts.kind, slots=limits.slots, incarnation=incarnation)
+            _log.info("ready", engine=settings.runner_engine, slots=limits.slots, incarnation=incarnation)
             await asyncio.Event().wait()
+
+    async def _brought(
+        self, hub: tensorhub.AsyncHub, driver: EngineDriver, loaded: LoadedEngine | None
+    ) -> "AsyncShard | ServedWeights":
+        """Return where the engine's weights come from."""
+        settings = self._settings
+        model, replica = settings.runner_hub_model, settings.runner_replica or self.id
+        if loaded is None:
+            assert isinstance(driver, ServerDriver)
+            return ServedWeights(hub, driver, model, replica, is_spot=settings.runner_spot)
+        return await hub.register(
+            model, loaded.module, replica=replica, spot=settings.runner_spot, install=settings.runner_install
+        )
 
     async def close(self) -> None:
         """Let go of engine and replica. What was running goes on elsewhere."""
         await self._work.close()
-        if self.link is not None:
-            self.link.thread.close()
-        if self._shard is not None and self._is_leaving:
-            await self._release(self._shard)
+        if self._driver is not None:
+            await self._driver.close()
+        if self._weights is not None and self._is_leaving:
+            await self._release(self._weights)
         if self._hub is not None:
             try:
                 await self._hub.close(timeout_s=RELEASE_S_MAX)
@@ -107,13 +124,13 @@ class RunnerService:
                 # The wait for a newer version goes on at the agent for seconds, for instance.
                 _log.info("the replica stays with the agent, for the next process", why=str(why))
 
-    async def _release(self, shard: AsyncShard) -> None:
+    async def _release(self, weights: "AsyncShard | ServedWeights") -> None:
         """Give the memory of a runner back that does not come again. A wait for a newer version ends first."""
         try:
             async with asyncio.timeout(RELEASE_LEAVING_S_MAX):
                 while True:
                     try:
-                        await shard.release(timeout_s=RELEASE_S_MAX)
+                        await weights.release(timeout_s=RELEASE_S_MAX)
                         return
                     except tensorhub.ReplicaConflict:
                         await asyncio.sleep(RELEASE_AGAIN_S)
@@ -128,3 +145,11 @@ class RunnerService:
     def _on_loaded(self, wait_s: float, pause_s: float) -> None:
         self._record_wait(wait_s)
         self._record_pause(pause_s)
+
+
+def _driver_of(server: Server | None, loaded: LoadedEngine | None) -> EngineDriver:
+    """Return what drives the engine, of which there is one of the two."""
+    if server is not None:
+        return ServerDriver(server)
+    assert loaded is not None
+    return EngineThread(loaded.engine)

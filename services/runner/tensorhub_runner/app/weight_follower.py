@@ -10,13 +10,13 @@ They come from the hub, and never from the engine.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Final, NoReturn
+from typing import Final, Literal, NoReturn, Protocol
 
 import tensorhub
-from tensorhub.aio.shard import AsyncShard
 from tensorhub_common.observability.logs import logger
-from tensorhub_runner.app.engine_thread import EngineThread
+from tensorhub_runner.app.engine_driver import EngineDriver
 from tensorhub_runner.core.runner_events import (
     LoadWanted,
     RunnerInput,
@@ -24,6 +24,7 @@ from tensorhub_runner.core.runner_events import (
     WeightsComing,
     WeightsLoaded,
 )
+from tensorhub_runner.servers.server import ServerLost, ServerUnfit
 
 FIRST_S_MAX: Final = 60.0
 """So long one call waits for the first version."""
@@ -50,9 +51,54 @@ TRY_AGAIN: Final = (
     tensorhub.RoundTimeout,
     tensorhub.VersionUnavailable,
     tensorhub.IntegrityError,
+    ServerLost,
+    ServerUnfit,
 )
 
 _log: Final = logger(__name__)
+
+
+class Weights(Protocol):
+    """Where versions come from, and what the engine has: a shard in this process, or a server's weights."""
+
+    @property
+    def model(self) -> str:
+        """The model of the hub."""
+
+    @property
+    def version(self) -> int | None:
+        """What the engine computes with; None: there are no weights."""
+
+    @property
+    def root(self) -> str:
+        """The root of the digests of `version`."""
+
+    @property
+    def is_asked_back(self) -> bool:
+        """Whether a trainer waits for the memory that the engine shows."""
+
+    def let_go(self) -> None:
+        """Show the trainer's memory no more."""
+
+    async def replicate(
+        self,
+        version: int | Literal["latest"],
+        *,
+        timeout_s: float,
+        swap_under: AbstractAsyncContextManager[None],
+        on_progress: Callable[[int, int], None],
+    ) -> object:
+        """Bring a version, and have the engine use it under `swap_under`."""
+
+    async def update(
+        self,
+        wait_s: float,
+        *,
+        timeout_s: float,
+        swap_under: AbstractAsyncContextManager[None],
+        on_progress: Callable[[int, int], None],
+    ) -> object:
+        """Bring a newer version, if there is one, in the same way."""
 
 
 class WeightFollower:
@@ -60,8 +106,8 @@ class WeightFollower:
 
     def __init__(
         self,
-        shard: AsyncShard,
-        thread: EngineThread,
+        shard: Weights,
+        driver: EngineDriver,
         tell: Callable[[RunnerInput], None],
         wait_loadable: Callable[[], Awaitable[None]],
         version_wanted: Callable[[], int | None],
@@ -74,7 +120,7 @@ class WeightFollower:
         `version_wanted` returns the version that is to be here, and None where that is the newest.
         `on_loaded` takes, for each change of weights, how long the engine was waited for and stood still, in seconds.
         """
-        self._shard, self._thread, self._tell = shard, thread, tell
+        self._shard, self._driver, self._tell = shard, driver, tell
         self._wait_loadable, self._waits_for_finish = wait_loadable, waits_for_finish
         self._version_wanted = version_wanted
         self._on_loaded = on_loaded
@@ -133,19 +179,23 @@ class WeightFollower:
             self._told_at = now
             self._tell(WeightsComing((whole - come) * (now - began_at) / (come - first)))
 
+    def lose(self) -> None:
+        """Say that the version that was here can't be had any more: what ran goes on elsewhere."""
+        self._tell(WeightsLoaded(None, ""))
+
     async def run_let_go(self) -> NoReturn:
         """Let go of mapped memory whenever its trainer waits for it."""
         while True:
             await asyncio.sleep(ASKED_BACK_S)
             if not self._shard.is_asked_back:
                 continue
-            async with self._thread.between_steps:
+            async with self._driver.between_steps:
                 # A newer version may have taken its place meanwhile.
                 if self._shard.is_asked_back:
                     self._tell(WeightsChanging())
                     self._shard.let_go()
                     # Views that the engine keeps map the memory too.
-                    await self._thread.weights_changed()
+                    await self._driver.weights_changed()
                     self._tell(WeightsLoaded(None, ""))
 
     async def __aenter__(self) -> None:
@@ -158,8 +208,13 @@ class WeightFollower:
                     await self._wait_loadable()
             except TimeoutError:
                 _log.warning("responses did not end on their version in time, and go on with the next one")
-        await self._thread.between_steps.acquire()
+        await self._driver.between_steps.acquire()
         self._paused_at = time.perf_counter()
+        try:
+            await self._driver.stand_still()
+        except BaseException:
+            self._driver.between_steps.release()
+            raise
         self._tell(WeightsChanging())
 
     async def __aexit__(
@@ -167,8 +222,8 @@ class WeightFollower:
     ) -> None:
         """Have the engine go on with what its tensors show now."""
         try:
-            engine = await self._thread.weights_changed()
+            engine = await self._driver.weights_changed()
             self._tell(WeightsLoaded(self._shard.version, self._shard.root, engine))
         finally:
-            self._thread.between_steps.release()
+            self._driver.between_steps.release()
             self._on_loaded(self._paused_at - self._wanted_at, time.perf_counter() - self._paused_at)

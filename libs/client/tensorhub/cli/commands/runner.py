@@ -19,15 +19,24 @@ from tensorhub_common.config import parsers
 from tensorhub_common.config.settings import Settings
 from tensorhub_common.errors import NotInThisVersion
 
-_OF_SERVERS: Final = ("vllm", "sglang")
+_LATER: Final = ("sglang",)
+_SERVERS: Final = ("vllm",)
 
 
 def runner(
     *,
-    engine: Annotated[str, typer.Option(help="torch, or your own as module:function.", metavar="E")] = "torch",
+    engine: Annotated[str, typer.Option(help="torch, vllm, or your own as module:function.", metavar="E")] = "torch",
     model: Annotated[
-        Path | None, typer.Option(help="The folder of the model's config.json.", metavar="DIR", show_default=False)
+        Path | None,
+        typer.Option(
+            help="The folder of the model's config.json; for a server, the name that it serves.",
+            metavar="DIR",
+            show_default=False,
+        ),
     ] = None,
+    url: Annotated[
+        str, typer.Option(help="The server that generates, on this host: http://127.0.0.1:8000.", show_default=False)
+    ] = "",
     hub_model: Annotated[
         str, typer.Option(help="The model of the hub whose versions it loads.", parser=options.name_of("model"))
     ] = "policy",
@@ -54,8 +63,9 @@ def runner(
     nats: options.Nats = None,
 ) -> None:
     """Run an engine that generates for a job's rollouts. It follows the versions of its model."""
-    if engine in _OF_SERVERS:
-        raise NotInThisVersion(f"engine {engine} is not in this release: take torch, or your own as module:function")
+    if engine in _LATER:
+        raise NotInThisVersion(f"engine {engine} is not in this release: take torch, vllm, or your own")
+    address_of_server = _server(engine, url, mapped=mapped)
     if engine == "torch":
         if model is None:
             raise typer.BadParameter("the torch engine needs a model, as in --model ./my-model", param_hint="--model")
@@ -66,7 +76,7 @@ def runner(
         device = parsers.device(device)
     except ValueError as why:
         raise typer.BadParameter(f"{device!r} {why}", param_hint="--device") from None
-    if exact and device != "cpu":
+    if exact and device != "cpu" and engine == "torch":
         raise typer.BadParameter("the torch engine is exact on CPUs alone: add --fast", param_hint="--device")
     settings = settings_of(directory)
     name = replica or settings.runner_id
@@ -78,7 +88,8 @@ def runner(
         "TENSORHUB_JOB": job_of(job, settings),
         "TENSORHUB_RUNNER_ID": name,
         "TENSORHUB_RUNNER_ENGINE": engine,
-        "TENSORHUB_RUNNER_MODEL": "" if model is None else str(model.absolute()),
+        "TENSORHUB_RUNNER_MODEL": _model(engine, model),
+        "TENSORHUB_RUNNER_URL": address_of_server,
         "TENSORHUB_RUNNER_HUB_MODEL": hub_model,
         "TENSORHUB_RUNNER_SPOT": "on" if spot else "off",
         "TENSORHUB_RUNNER_INSTALL": "mapped" if mapped else "staged",
@@ -92,6 +103,30 @@ def runner(
         environment["TENSORHUB_CREDENTIALS"] = str(credentials)
     # -P, as for the processes of `up`: what is in the working directory must not shadow what the runner imports.
     os.execve(sys.executable, (sys.executable, "-P", "-m", "tensorhub_runner"), environment)  # noqa: S606 (no shell)
+
+
+def _server(engine: str, url: str, *, mapped: bool) -> str:
+    """Return the address of the engine's server, or nothing where it has none. Raises `BadParameter`."""
+    if engine not in _SERVERS:
+        if url:
+            raise typer.BadParameter(f"engine {engine} is no server: leave --url out", param_hint="--url")
+        return ""
+    if not url:
+        raise typer.BadParameter(f"engine {engine} needs --url, as in --url http://127.0.0.1:8000", param_hint="--url")
+    if mapped:
+        raise typer.BadParameter("a server has weights of its own: leave --mapped out", param_hint="--mapped")
+    need(f"engine {engine}", "aiohttp", extra=engine)
+    try:
+        return parsers.loopback_url(url)
+    except ValueError as why:
+        raise typer.BadParameter(f"{url!r} {why}", param_hint="--url") from None
+
+
+def _model(engine: str, model: Path | None) -> str:
+    """Return the folder of a model, or the name under which a server has it."""
+    if model is None:
+        return ""
+    return str(model) if engine in _SERVERS else str(model.absolute())
 
 
 def _own_key(settings: Settings, name: str) -> Path | None:

@@ -1,0 +1,7 @@
+"""Engines that are servers of their own: what a runner asks of one, and how each kind is asked.
+
+`server` is what every server promises. Nothing here knows the leader, requests or their rules: `app` drives a server
+with what the core wants done.
+
+Seams: `server`, `vllm`.
+"""

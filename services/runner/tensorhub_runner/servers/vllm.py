@@ -1,0 +1,306 @@
+"""A vLLM server, from 0.32 on: tokens in and out by `/inference/v1/generate`, weights by its control endpoints. I/O.
+
+The server runs with `--tokens-only`, `--logprobs-mode processed_logprobs`, `VLLM_SERVER_DEV_MODE=1`, and the backend of
+`tensorhub.integrations.vllm`. Its control endpoints have no authentication, so only a loopback address is taken.
+
+Always true:
+- Weights are written only while the scheduler is paused. Pausing aborts what runs: each stream ends with all tokens
+  that were made, so that it is known which tokens the version before has made. What goes on is computed anew.
+- A request's prefix cache is salted by its version: no other version finds it.
+"""
+
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+
+from tensorhub_common.errors import BadPrompt
+from tensorhub_common.protocol.rollout.messages import RunEngine, Sampling
+from tensorhub_runner.servers.server import (
+    EndReason,
+    ServerBusy,
+    ServerLost,
+    ServerUnfit,
+    Streamed,
+    WeightSource,
+)
+
+ANSWER_S_MAX: Final = 10.0
+"""The bound of a question."""
+CONFIG_S_MAX: Final = 120.0
+"""The same of its configuration: vLLM answers after it has looked at all packages and devices of the machine."""
+HEALTH_S_MAX: Final = 5.0
+STAND_STILL_S_MAX: Final = 30.0
+"""The bound of ending all streams: a step of the engine may be under way."""
+LOAD_S_MAX: Final = 600.0
+"""The bound of each call that writes weights."""
+SILENCE_S_MAX: Final = 120.0
+"""A stream without a token for so long is lost: the server may compute long prompts of others meanwhile."""
+EVENT_BYTES_MAX: Final = 1 << 20
+"""Limit of one event of a stream."""
+ERROR_CHARS_MAX: Final = 500
+SEED_BITS: Final = 63
+"""vLLM gives a seed to torch as a signed number."""
+
+_REASONS: Final[dict[str, EndReason]] = {"stop": "stop", "length": "length", "abort": "interrupted"}
+_MIX: Final = 0x9E37_79B9_7F4A_7C15
+"""An odd number without pattern, as in splitmix64."""
+
+
+class _TokenLogprob(msgspec.Struct):
+    logprob: float
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_TokenLogprob] | None = None
+
+
+class _Span(msgspec.Struct):
+    version: str
+
+
+class _Choice(msgspec.Struct):
+    token_ids: list[int] | None = None
+    logprobs: _Logprobs | None = None
+    finish_reason: str | None = None
+    weight_versions: list[_Span] | None = None
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] = []
+    error: Any = None
+
+
+_BUSY: Final = (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS)
+_REFUSED: Final = range(HTTPStatus.BAD_REQUEST, HTTPStatus.INTERNAL_SERVER_ERROR)
+_DATA: Final = b"data:"
+_events: Final = msgspec.json.Decoder(_Event)
+_encoder: Final = msgspec.json.Encoder()
+
+
+def seed_at(seed: int, made: int) -> int:
+    """Return the seed of a stream that goes on behind `made` tokens of a response.
+
+    vLLM draws from a generator that begins with the stream. With one seed for all parts of a response, the noise of its
+    first tokens would come again behind each move.
+    """
+    return (seed ^ (made * _MIX)) % (1 << SEED_BITS)
+
+
+class VllmServer:
+    """One server."""
+
+    def __init__(self, url: str, model: str = "") -> None:
+        """Prepare. `url`: of its root, on this host. `model`: the name under which it has its model; empty: any."""
+        self.url, self._model = url, model
+        self._session: aiohttp.ClientSession | None = None
+        self._salt = ""
+        self._facts: RunEngine | None = None
+        """Of the process that answers; None: it is not known whether that is still the same."""
+        self._is_initialised = False
+
+    async def check(self) -> RunEngine:
+        """Return what it is. Asked of the server once for each time that it is connected to."""
+        if self._facts is None:
+            self._facts = await self._asked_facts()
+        return self._facts
+
+    async def _asked_facts(self) -> RunEngine:
+        build = (await self._get("/version"))["version"]
+        config = (await self._get("/server_info?config_format=json", CONFIG_S_MAX))["vllm_config"]
+        model = config["model_config"]
+        mode = model.get("logprobs_mode")
+        if mode != "processed_logprobs":
+            raise ServerUnfit(
+                f"the vLLM server at {self.url} gives {mode}: start it with --logprobs-mode processed_logprobs, since "
+                "trainers weigh by the distribution that a token was drawn from"
+            )
+        backend = (config.get("weight_transfer_config") or {}).get("backend")
+        if backend != "tensorhub":
+            raise ServerUnfit(
+                f"the vLLM server at {self.url} has weight-transfer backend {backend}: start it with "
+                """--weight-transfer-config '{"backend": "tensorhub"}'"""
+            )
+        served = [each["id"] for each in (await self._get("/v1/models"))["data"]]
+        if self._model and self._model not in served:
+            raise ServerUnfit(f"the vLLM server at {self.url} has {', '.join(served)}, and not {self._model}")
+        dtype = str(model.get("dtype", "")).removeprefix("torch.")
+        return RunEngine("vllm", f"vllm {build}", dtype, is_exact=False)
+
+    async def is_healthy(self) -> bool:
+        """Tell whether it generates."""
+        try:
+            async with self._asked("GET", "/health", HEALTH_S_MAX) as answer:
+                return answer.status == HTTPStatus.OK
+        except ServerLost:
+            return False
+
+    async def generate(
+        self, name: str, context: Sequence[int], sampling: Sampling, made: int
+    ) -> AsyncGenerator[Streamed, None]:
+        """Go on behind the context."""
+        request = {
+            # A name that comes again, behind a move, is another request.
+            "request_id": f"{name}-{secrets.token_hex(4)}",
+            "token_ids": context,
+            "sampling_params": _sampling_params(sampling, made),
+            "stream": True,
+            "cache_salt": self._salt or "none",
+        }
+        bounds = aiohttp.ClientTimeout(total=None, sock_connect=ANSWER_S_MAX, sock_read=SILENCE_S_MAX)
+        async with self._asked("POST", "/inference/v1/generate", None, request, bounds) as answer:
+            if answer.status in _BUSY:
+                raise ServerBusy(f"the vLLM server at {self.url} takes no more requests: {await _told(answer)}")
+            if answer.status in _REFUSED:
+                raise BadPrompt(f"vLLM refuses the request: {await _told(answer)}")
+            await self._check(answer)
+            while line := await self._line(answer):
+                if not line.startswith(_DATA):
+                    continue
+                data = line.removeprefix(_DATA).strip()
+                if data == b"[DONE]":
+                    return
+                yield self._streamed(data)
+
+    async def _line(self, answer: aiohttp.ClientResponse) -> bytes:
+        try:
+            return await answer.content.readline()
+        except ValueError:
+            raise ServerLost(f"an event of the vLLM server at {self.url} is over {EVENT_BYTES_MAX} bytes") from None
+
+    def _streamed(self, data: bytes) -> Streamed:
+        try:
+            event = _events.decode(data)
+        except msgspec.DecodeError as why:
+            raise ServerLost(f"the vLLM server at {self.url} says what is no event of a stream: {why}") from None
+        if event.error is not None or not event.choices:
+            raise ServerLost(f"the vLLM server at {self.url} has failed: {str(event.error)[:ERROR_CHARS_MAX]}")
+        choice = event.choices[0]
+        tokens = tuple(choice.token_ids or ())
+        content = (choice.logprobs.content if choice.logprobs is not None else None) or []
+        if len(content) != len(tokens):
+            raise ServerLost(
+                f"the vLLM server at {self.url} gives {len(tokens)} tokens with {len(content)} log-probabilities"
+            )
+        reason = choice.finish_reason
+        if reason is not None and reason not in _REASONS:
+            raise ServerLost(f"the vLLM server at {self.url} ends a response as {reason!r:.40}")
+        return Streamed(
+            tokens,
+            tuple(each.logprob for each in content),
+            None if reason is None else _REASONS[reason],
+            tuple(each.version for each in choice.weight_versions or ()),
+        )
+
+    async def stand_still(self) -> None:
+        """End all streams, and make no token."""
+        await self._post("/pause?mode=abort", STAND_STILL_S_MAX)
+
+    async def load(self, source: WeightSource, version: int) -> None:
+        """Have the workers read a version into the model."""
+        if not self._is_initialised:
+            place = {"job": source.job, "model": source.model, "replica": source.replica, "agent": source.agent}
+            await self._post("/init_weight_transfer_engine", LOAD_S_MAX, {"init_info": place})
+            self._is_initialised = True
+        await self._post("/start_weight_update", LOAD_S_MAX)
+        await self._post("/update_weights", LOAD_S_MAX, {"update_info": {"version": version}})
+        await self._post("/finish_weight_update", LOAD_S_MAX, {"weight_version": str(version)})
+        self._salt = f"{source.job}/{source.model}/{version}"
+
+    async def go_on(self) -> None:
+        """Make tokens again."""
+        await self._post("/resume", ANSWER_S_MAX)
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def _get(self, path: str, timeout_s: float = ANSWER_S_MAX) -> Any:  # noqa: ANN401 (JSON of theirs)
+        async with self._asked("GET", path, timeout_s) as answer:
+            await self._check(answer)
+            return msgspec.json.decode(await answer.read())
+
+    async def _post(self, path: str, timeout_s: float, body: object = None) -> None:
+        async with self._asked("POST", path, timeout_s, body) as answer:
+            await self._check(answer)
+
+    def _forget(self) -> None:
+        """Take the process that answers next for another one, which has been told of no hub."""
+        self._facts, self._is_initialised = None, False
+
+    async def _check(self, answer: aiohttp.ClientResponse) -> None:
+        if answer.status == HTTPStatus.NOT_FOUND:
+            raise ServerUnfit(
+                f"the server at {self.url} has no {answer.url.path}: start vLLM with VLLM_SERVER_DEV_MODE=1 and "
+                "--tokens-only"
+            )
+        if answer.status != HTTPStatus.OK:
+            self._forget()
+            raise ServerLost(f"the vLLM server at {self.url} can't {answer.url.path[1:]}: {await _told(answer)}")
+
+    @asynccontextmanager
+    async def _asked(
+        self,
+        method: str,
+        path: str,
+        timeout_s: float | None,
+        body: object = None,
+        bounds: aiohttp.ClientTimeout | None = None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        if self._session is None:
+            # As many connections as the runner has slots; aiohttp's own limit is below that.
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0), read_bufsize=EVENT_BYTES_MAX, json_serialize=_as_json
+            )
+        bounds = bounds or aiohttp.ClientTimeout(total=timeout_s)
+        try:
+            async with self._session.request(method, self.url + path, json=body, timeout=bounds) as answer:
+                yield answer
+        except (aiohttp.ClientError, TimeoutError, OSError) as why:
+            self._is_initialised = False
+            raise ServerLost(
+                f"the vLLM server at {self.url} does not answer: {str(why) or type(why).__name__}"
+            ) from None
+
+
+def _sampling_params(sampling: Sampling, made: int) -> dict[str, object]:
+    """Return vLLM's parameters for what is left of a response. Raises `BadPrompt` where vLLM can't do what is asked."""
+    is_narrowed = sampling.top_p < 1.0 or sampling.top_k > 0
+    if sampling.logprobs == "temperature" and is_narrowed:
+        raise BadPrompt(
+            "logprobs='temperature' with top_p or top_k needs an engine that gives both distributions: vLLM gives the "
+            "processed one. Take logprobs='processed', or the torch engine"
+        )
+    return {
+        "max_tokens": sampling.tokens_max - made,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "seed": seed_at(sampling.seed, made),
+        "stop_token_ids": list(sampling.stop_token_ids),
+        # The model's own end counts only where the request names it.
+        "ignore_eos": True,
+        "logprobs": 0,
+        "detokenize": False,
+    }
+
+
+async def _told(answer: aiohttp.ClientResponse) -> str:
+    """Return what an answer says went wrong, in short."""
+    text = await answer.text()
+    try:
+        found = msgspec.json.decode(text)
+        error = found.get("error", found)
+        text = str(error.get("message", error) if isinstance(error, dict) else error)
+    except (msgspec.DecodeError, AttributeError):
+        pass
+    return text[:ERROR_CHARS_MAX] or f"status {answer.status}"
+
+
+def _as_json(body: object) -> str:
+    return _encoder.encode(body).decode()
