@@ -263,7 +263,7 @@ class ServerDriver:
 
 
 def _ints(data: bytes) -> "array[int]":
-    found: "array[int]" = array("i")
+    found: array[int] = array("i")
     with suppress(ValueError):
         found.frombytes(data)
     return found
