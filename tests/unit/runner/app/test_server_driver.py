@@ -1,0 +1,202 @@
+"""A server is driven: each token is told of once, under the version that made it, whatever happens to the server."""
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+from tests.kit.fake_engine import logprob_of, token_of
+from tests.kit.fake_vllm import FakeVllm
+from tests.kit.waiting import until
+
+from tensorhub_common.protocol.rollout.entries import Attempt
+from tensorhub_common.protocol.rollout.messages import Finished, Sampling
+from tensorhub_runner.app import server_driver
+from tensorhub_runner.app.server_driver import ServerDriver
+from tensorhub_runner.core.runner_events import Begin, StepTokens, Stop
+from tensorhub_runner.servers.server import ServerLost, WeightSource
+from tensorhub_runner.servers.vllm import VllmServer
+
+SOURCE = WeightSource("job", "policy", "runner-0", "/run/agent.sock")
+ONE, OTHER = Attempt(1, 1), Attempt(1, 2)
+
+
+def begin(attempt: Attempt, count: int, made: int = 0, seed: int = 5) -> Begin:
+    tokens = [token_of(seed, position) for position in range(made)]
+    return Begin(attempt, struct.pack("<2i", 2, seed), struct.pack(f"<{made}i", *tokens), Sampling(count, seed))
+
+
+@dataclass
+class Told:
+    """What a driver has told of."""
+
+    tokens: dict[Attempt, list[int]] = field(default_factory=dict)
+    logprobs: dict[Attempt, list[float]] = field(default_factory=dict)
+    finished: dict[Attempt, Finished] = field(default_factory=dict)
+    current: set[Attempt] = field(default_factory=set)
+    lost: int = 0
+
+    def step(self, made: tuple[StepTokens, ...], seconds: float) -> None:
+        assert seconds >= 0
+        for each in made:
+            count = len(each.tokens) // 4
+            self.tokens.setdefault(each.attempt, []).extend(struct.unpack(f"<{count}i", each.tokens))
+            self.logprobs.setdefault(each.attempt, []).extend(struct.unpack(f"<{count}f", each.logprobs))
+            if each.finished is not None:
+                assert each.attempt not in self.finished
+                self.finished[each.attempt] = each.finished
+            if each.is_current:
+                self.current.add(each.attempt)
+
+    def lose(self) -> None:
+        self.lost += 1
+
+
+@asynccontextmanager
+async def driven(fake: FakeVllm) -> AsyncIterator[tuple[ServerDriver, Told]]:
+    async with fake.serving() as url:
+        driver, told = ServerDriver(VllmServer(url)), Told()
+        driver.on_stepped, driver.on_lost = told.step, told.lose
+        running = asyncio.ensure_future(driver.run())
+        await change(driver, 1)
+        yield driver, told
+        running.cancel()
+        await asyncio.wait({running})
+        await driver.close()
+
+
+async def change(driver: ServerDriver, version: int) -> None:
+    """Do what a follower of weights does."""
+    async with driver.between_steps:
+        await driver.stand_still()
+        assert driver.version is None
+        await driver.load(SOURCE, version)
+        assert await driver.weights_changed() is not None
+
+
+def expected(seed: int, count: int) -> list[int]:
+    return [token_of(seed, position) for position in range(count)]
+
+
+@pytest.fixture
+def fake() -> FakeVllm:
+    return FakeVllm()
+
+
+async def test_attempts_are_told_of_to_their_ends(fake: FakeVllm) -> None:
+    async with driven(fake) as (driver, told):
+        driver.do(begin(ONE, 20))
+        driver.do(begin(OTHER, 30, made=10))
+        await until(lambda: told.finished.keys() == {ONE, OTHER})
+        assert told.tokens == {ONE: expected(5, 20), OTHER: expected(5, 30)[10:]}
+        assert told.finished[ONE].reason == told.finished[OTHER].reason == "length"
+        assert driver.recomputed == 10
+
+
+async def test_one_that_is_stopped_is_told_of_no_more_and_leaves_the_server(fake: FakeVllm) -> None:
+    async with driven(fake) as (driver, told):
+        driver.do(begin(ONE, 100_000))
+        await until(lambda: told.tokens.get(ONE))
+        driver.do(Stop(ONE))
+        await until(lambda: not fake.running)
+        count = len(told.tokens[ONE])
+        driver.do(begin(OTHER, 20))
+        await until(lambda: OTHER in told.finished)
+        assert len(told.tokens[ONE]) == count
+
+
+async def test_what_was_made_before_a_change_of_weights_is_told_of_before_it_and_goes_on_behind_it(
+    fake: FakeVllm,
+) -> None:
+    async with driven(fake) as (driver, told):
+        driver.do(begin(ONE, 200))
+        await until(lambda: len(told.tokens.get(ONE, ())) > 5)
+        async with driver.between_steps:
+            await driver.stand_still()
+            before = len(told.tokens[ONE])
+            await driver.load(SOURCE, 2)
+            assert len(told.tokens[ONE]) == before
+            await driver.weights_changed()
+        await until(lambda: ONE in told.finished)
+        assert told.tokens[ONE] == expected(5, 200)
+        assert ONE in told.current
+        versions = [1.0] * before + [2.0] * (200 - before)
+        made = [logprob_of(version, position) for position, version in enumerate(versions)]
+        assert told.logprobs[ONE] == pytest.approx(made, abs=1e-3)
+
+
+async def test_nothing_begins_while_there_are_no_weights(fake: FakeVllm) -> None:
+    async with driven(fake) as (driver, told):
+        fake.fails.add("/update_weights")
+        async with driver.between_steps:
+            await driver.stand_still()
+            with pytest.raises(ServerLost):
+                await driver.load(SOURCE, 2)
+            assert await driver.weights_changed() is None
+        driver.do(begin(ONE, 5))
+        fake.fails.clear()
+        asked = len(fake.requests)
+        await change(driver, 2)
+        assert asked == 0
+        await until(lambda: ONE in told.finished)
+
+
+async def test_a_stream_that_breaks_off_goes_on_behind_its_last_token(fake: FakeVllm) -> None:
+    fake.breaks_after = 3
+    async with driven(fake) as (driver, told):
+        driver.do(begin(ONE, 10))
+        await until(lambda: ONE in told.finished)
+        assert told.tokens[ONE] == expected(5, 10)
+        assert [len(each["token_ids"]) - 2 for each in fake.requests] == [0, 3, 6, 9]
+
+
+async def test_a_server_that_takes_nothing_fails_a_response_in_the_end(
+    fake: FakeVllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_driver, "AGAIN_S", 0.0)
+    fake.is_busy = True
+    async with driven(fake) as (driver, told):
+        driver.do(begin(ONE, 10))
+        await until(lambda: ONE in told.finished)
+        assert told.finished[ONE].reason == "failed"
+        assert "without a token" in str(told.finished[ONE].error)
+        assert len(fake.requests) == server_driver.FRUITLESS_MAX
+
+
+async def test_what_the_server_refuses_fails_alone(fake: FakeVllm) -> None:
+    async with driven(fake) as (driver, told):
+        driver.do(Begin(ONE, struct.pack("<2i", 2, 5000), b"", Sampling(5, 1)))
+        driver.do(begin(OTHER, 5))
+        await until(lambda: told.finished.keys() == {ONE, OTHER})
+        assert (told.finished[ONE].reason, told.finished[OTHER].reason) == ("failed", "length")
+        assert "out of vocabulary" in str(told.finished[ONE].error)
+
+
+async def test_a_server_that_goes_away_is_lost_once_and_what_came_is_kept(fake: FakeVllm) -> None:
+    async with driven(fake) as (driver, told):
+        driver.do(begin(ONE, 100_000))
+        await until(lambda: told.tokens.get(ONE))
+        fake.fails.add("/health")
+        await until(lambda: told.lost)
+        assert driver.version is None
+        await until(lambda: told.lost == 1)
+        assert told.tokens[ONE] == expected(5, len(told.tokens[ONE]))
+        driver.do(Stop(ONE))
+        fake.fails.clear()
+        # It is of use again with the next version.
+        await change(driver, 2)
+        driver.do(begin(OTHER, 5))
+        await until(lambda: OTHER in told.finished)
+
+
+async def test_weights_that_somebody_else_has_changed_end_the_response_and_the_trust(fake: FakeVllm) -> None:
+    async with driven(fake) as (driver, told):
+        fake.says_version = "7"
+        driver.do(begin(ONE, 5))
+        await until(lambda: ONE in told.finished)
+        assert told.finished[ONE].reason == "failed"
+        assert "of version 7, and not of 1" in str(told.finished[ONE].error)
+        assert told.lost == 1
+        assert driver.version is None
