@@ -19,6 +19,7 @@ import tensorhub
 
 STEP_S = 0.002
 VOCABULARY = 1000
+SALT_CHARS_MAX = 128
 
 
 @dataclass
@@ -106,7 +107,7 @@ class FakeVllm:
         self.is_paused = True
         self._resumed.clear()
         self._interrupted.set()
-        while self.running:
+        while self.running:  # noqa: ASYNC110 (streams end in tasks of their own)
             await asyncio.sleep(STEP_S)
         self._interrupted.clear()
         return web.json_response({"status": "paused"})
@@ -156,6 +157,8 @@ class FakeVllm:
         self.requests.append(asked)
         if self.is_busy:
             return web.json_response({"error": {"message": "the queue is full"}}, status=503)
+        if not asked["cache_salt"].isalnum() or len(asked["cache_salt"]) > SALT_CHARS_MAX:
+            return web.json_response({"error": {"message": "the salt has other characters"}}, status=400)
         if max(asked["token_ids"]) >= VOCABULARY:
             return web.json_response({"error": {"message": "a token is out of vocabulary"}}, status=400)
         answer = web.StreamResponse(headers={"content-type": "text/event-stream"})

@@ -6,7 +6,7 @@ The server runs with `--tokens-only`, `--logprobs-mode processed_logprobs`, `VLL
 Always true:
 - Weights are written only while the scheduler is paused. Pausing aborts what runs: each stream ends with all tokens
   that were made, so that it is known which tokens the version before has made. What goes on is computed anew.
-- A request's prefix cache is salted by its version: no other version finds it.
+- A request's prefix cache has the salt of the load that its version came by: no other version finds it.
 """
 
 import secrets
@@ -98,7 +98,7 @@ class VllmServer:
         """Prepare. `url`: of its root, on this host. `model`: the name under which it has its model; empty: any."""
         self.url, self._model = url, model
         self._session: aiohttp.ClientSession | None = None
-        self._salt = ""
+        self._salt = secrets.token_hex(8)
         self._facts: RunEngine | None = None
         """Of the process that answers; None: it is not known whether that is still the same."""
         self._is_initialised = False
@@ -149,7 +149,7 @@ class VllmServer:
             "token_ids": context,
             "sampling_params": _sampling_params(sampling, made),
             "stream": True,
-            "cache_salt": self._salt or "none",
+            "cache_salt": self._salt,
         }
         bounds = aiohttp.ClientTimeout(total=None, sock_connect=ANSWER_S_MAX, sock_read=SILENCE_S_MAX)
         async with self._asked("POST", "/inference/v1/generate", None, request, bounds) as answer:
@@ -209,7 +209,7 @@ class VllmServer:
         await self._post("/start_weight_update", LOAD_S_MAX)
         await self._post("/update_weights", LOAD_S_MAX, {"update_info": {"version": version}})
         await self._post("/finish_weight_update", LOAD_S_MAX, {"weight_version": str(version)})
-        self._salt = f"{source.job}/{source.model}/{version}"
+        self._salt = secrets.token_hex(8)
 
     async def go_on(self) -> None:
         """Make tokens again."""
