@@ -217,7 +217,11 @@ def test_a_runner_becomes_its_process_with_its_settings(
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["--engine", "vllm"], 1, "not in this release"),
+        (["--engine", "sglang"], 1, "not in this release"),
+        (["--engine", "vllm"], 2, "needs --url"),
+        (["--engine", "vllm", "--url", "http://10.0.0.7:8000"], 2, "no authentication"),
+        (["--engine", "vllm", "--url", "http://127.0.0.1:8000", "--mapped"], 2, "leave --mapped out"),
+        (["--url", "http://127.0.0.1:8000"], 2, "is no server: leave --url out"),
         ([], 2, "needs a model"),
         (["--model", "/nowhere"], 2, "there is no config.json in /nowhere"),
         (["--engine", "my.engine:load", "--slots", "0"], 2, "--slots"),

@@ -213,7 +213,7 @@ def log_format(text: str) -> LogFormat:
 def engine(text: str) -> str:
     """Take the name of an engine, or where one can be imported from."""
     if _ENGINE.fullmatch(text) is None:
-        raise ValueError("must be torch, or an engine of your own as module:function")
+        raise ValueError("must be torch, vllm, or an engine of your own as module:function")
     return text
 
 

@@ -7,7 +7,8 @@ import torch
 from tests.kit.tiny_engines import CONFIGS, tiny
 
 from tensorhub_common.config.settings import InvalidSetting, load
-from tensorhub_runner.app.engines import load_engine
+from tensorhub_runner.app.engines import load_engine, server_of
+from tensorhub_runner.servers.vllm import VllmServer
 
 
 @pytest.fixture
@@ -22,7 +23,8 @@ def model(tmp_path: Path) -> str:
         ({"MODEL": ""}, "TENSORHUB_RUNNER_MODEL is not set"),
         ({"MODEL": "/nowhere"}, "TENSORHUB_RUNNER_MODEL can't be used"),
         ({"DEVICE": "cuda"}, "exact on CPUs alone: set TENSORHUB_RUNNER_EXACT=off"),
-        ({"ENGINE": "vllm"}, "must be torch, or an engine of your own"),
+        ({"ENGINE": "llama"}, "must be torch, vllm, or an engine of your own"),
+        ({"ENGINE": "vllm", "URL": "http://127.0.0.1:1"}, "a server, which generates and does not score"),
         ({"ENGINE": "no.such.module:load"}, "engine 'no.such.module:load' can't be loaded"),
     ],
 )
@@ -30,6 +32,30 @@ def test_what_an_engine_can_not_be_made_of_is_told(model: str, given: dict[str, 
     settings = {f"TENSORHUB_RUNNER_{name}": text for name, text in ({"MODEL": model} | given).items()}
     with pytest.raises(InvalidSetting, match=said):
         load_engine(load(settings))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "TENSORHUB_RUNNER_URL is not set"),
+        ({"URL": "http://127.0.0.1:1", "INSTALL": "mapped"}, "TENSORHUB_RUNNER_INSTALL is mapped"),
+        ({"URL": "http://10.0.0.7:8000"}, "no authentication"),
+        ({"URL": "https://127.0.0.1:8000"}, "as http://127.0.0.1:8000"),
+        ({"URL": "http://127.0.0.1:8000/v1"}, "a server's root"),
+    ],
+)
+def test_what_can_not_be_a_server_is_told(given: dict[str, str], said: str) -> None:
+    settings = {f"TENSORHUB_RUNNER_{name}": text for name, text in ({"ENGINE": "vllm"} | given).items()}
+    with pytest.raises(InvalidSetting, match=said):
+        server_of(load(settings))
+
+
+def test_a_server_is_found_where_the_settings_name_one() -> None:
+    for url in ("http://127.0.0.1:8000", "http://localhost:8000/", "http://[::1]:8000"):
+        found = server_of(load({"TENSORHUB_RUNNER_ENGINE": "vllm", "TENSORHUB_RUNNER_URL": url}))
+        assert isinstance(found, VllmServer)
+        assert found.url == url.rstrip("/")
+    assert server_of(load({"TENSORHUB_RUNNER_ENGINE": "torch"})) is None
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

@@ -20,7 +20,7 @@ SOURCE = WeightSource("job", "policy", "runner-0", "/run/agent.sock")
 
 
 @pytest.fixture
-async def fake() -> AsyncIterator[FakeVllm]:
+def fake() -> FakeVllm:
     return FakeVllm(version="1")
 
 
