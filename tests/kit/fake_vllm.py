@@ -57,6 +57,7 @@ class FakeVllm:
                 web.get("/server_info", self._said(self._config)),
                 web.get("/v1/models", self._said(lambda: {"data": [{"id": "tiny"}]})),
                 web.get("/health", self._said(dict)),
+                web.get("/running", self._said(lambda: self.running)),
                 web.post("/pause", self._pause),
                 web.post("/resume", self._resume),
                 web.post("/init_weight_transfer_engine", self._init),

@@ -3,5 +3,5 @@
 Nothing imports it but the SDK, which finds `local_instance` and `engines` by their names. It imports `core` and
 `engines`.
 
-Seams: `engines`, `local_instance`.
+Seams: `engines`, `local_instance`, `server_driver`.
 """

@@ -32,8 +32,9 @@ from tensorhub_runner.servers.server import (
 ANSWER_S_MAX: Final = 10.0
 """The bound of a question."""
 CONFIG_S_MAX: Final = 120.0
-"""The same of its configuration: vLLM answers after it has looked at all packages and devices of the machine."""
+"""The bound of the question for its configuration: vLLM answers after it has looked at all packages and devices of the machine."""
 HEALTH_S_MAX: Final = 5.0
+"""The bound of asking whether it generates; after it the server is taken for lost."""
 STAND_STILL_S_MAX: Final = 30.0
 """The bound of ending all streams: a step of the engine may be under way."""
 LOAD_S_MAX: Final = 600.0

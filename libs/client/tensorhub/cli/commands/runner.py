@@ -76,7 +76,7 @@ def runner(
         device = parsers.device(device)
     except ValueError as why:
         raise typer.BadParameter(f"{device!r} {why}", param_hint="--device") from None
-    if exact and device != "cpu" and engine == "torch":
+    if exact and device != "cpu" and engine not in _SERVERS:
         raise typer.BadParameter("the torch engine is exact on CPUs alone: add --fast", param_hint="--device")
     settings = settings_of(directory)
     name = replica or settings.runner_id
