@@ -9,6 +9,7 @@ With `--hypothesis-profile=anew` they are others each time, and with `thorough` 
 `--hypothesis-seed` repeats them. `mutants` keeps what it found as it is, as `make mutants` does.
 """
 
+import gc
 import logging
 import os
 import signal
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from tests import leftovers, longest_first
+from tests.worker_reports import WorkerReports
 
 # Where images set it, every process would compile all of our modules anew, and each run would rewrite all assertions.
 sys.dont_write_bytecode = False
@@ -46,10 +48,21 @@ settings.register_profile(
 settings.load_profile("same")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Let every report of a worker arrive, and the end of the output say what broke off."""
+    config.pluginmanager.register(WorkerReports())
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Let the files that take longest begin first; `make test` has the workers take them in this order."""
     places = {config.rootpath / file: place for place, file in enumerate(longest_first.FILES)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+def pytest_collection_finish() -> None:
+    """Leave what has been imported and collected, a million objects, out of each later collection of garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -75,8 +88,10 @@ def logging_as_before() -> Iterator[None]:
     yield
     for handler in [each for each in root.handlers if each not in handlers]:
         root.removeHandler(handler)
-    for each in _levels():
-        each.setLevel(levels.get(each, logging.NOTSET))
+    # To set a level, even the one that it has, asks every logger to forget what it knew.
+    for each, level in _levels().items():
+        if level != levels.get(each, logging.NOTSET):
+            each.setLevel(levels.get(each, logging.NOTSET))
 
 
 def _levels() -> dict[logging.Logger, int]:
