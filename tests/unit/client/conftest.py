@@ -3,12 +3,14 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.bounds import WAIT_S
 from tests.unit.client.fake_agent import FakeAgent
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import tensorhub
@@ -57,10 +59,23 @@ class Ended:
 Run = Callable[..., Ended]
 
 
+@cache
+def commands() -> Any:
+    """Return all commands as typer makes them of our functions, once: that takes longer than most of them."""
+    return get_command(app)
+
+
 def command(*arguments: object) -> Ended:
     """Run a command."""
-    result = CliRunner().invoke(app, [str(each) for each in arguments])
-    return Ended(result.exit_code, result.stdout, result.stderr)
+    runner, code = CliRunner(), 0
+    with runner.isolation() as (out, err, _):
+        try:
+            commands().main([str(each) for each in arguments], prog_name=runner.get_default_prog_name(commands()))
+        except SystemExit as end:
+            code = int(end.code or 0)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        return Ended(code, out.getvalue().decode(), err.getvalue().decode())
 
 
 @pytest.fixture
