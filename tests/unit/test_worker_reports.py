@@ -31,6 +31,18 @@ def test_that_records(record_property):
     record_property("what", object())
 """
 
+WITHOUT_LINE = """
+def lineless():
+    # As where a signal comes in a loop: code in which no place has a line.
+    def fails(): raise ValueError("somewhere in a loop")
+    exec(fails.__code__.replace(co_linetable=bytes([0x80 | 15 << 3 | 7]) * (len(fails.__code__.co_code) // 16 + 1)))
+
+def test_that_raises():
+    lineless()
+
+def test_that_passes(): pass
+"""
+
 BREAKING = """
 import pytest
 
@@ -73,6 +85,13 @@ def test_a_report_with_text_that_utf8_can_not_write_arrives(tmp_path: Path) -> N
     assert "2 failed, 2 passed" in said, said
     assert r"FAILED test_some.py::test_that_raises - ValueError: half \ud800" in said
     assert "INTERNALERROR" not in said
+
+
+@pytest.mark.long
+def test_a_traceback_in_which_a_place_has_no_line_arrives(tmp_path: Path) -> None:
+    said = run_of(tmp_path, WITHOUT_LINE)
+    assert "1 failed, 1 passed" in said, said
+    assert "FAILED test_some.py::test_that_raises - ValueError: somewhere in a loop" in said
 
 
 @pytest.mark.long
