@@ -52,7 +52,8 @@ class Server:
     def kill(self) -> None:
         if self.process is not None:
             self.process.kill()
-            self.process.wait()
+            # With its end its pipe is closed.
+            self.process.communicate()
 
 
 @asynccontextmanager
@@ -119,7 +120,7 @@ async def test_servers_that_are_killed_and_updated_cost_no_response_and_no_token
 
 
 async def all_of(rollouts: tensorhub.AsyncRollouts) -> list[tensorhub.Response]:
-    came = []
+    came: list[tensorhub.Response] = []
     async for batch in rollouts.batches(min_responses=1, wait_s=WAIT_S):
         came += batch.responses
         await batch.done()
