@@ -18,7 +18,7 @@ from tests.kit.waiting import until
 START_S: Final = 600.0
 """A server starts three processes, of which each imports torch and vLLM."""
 CONTEXT: Final = 512
-_ENVIRONMENT: Final = {
+ENVIRONMENT: Final = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
@@ -51,7 +51,7 @@ class VllmProcess:
         command += self.options
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                command, env=os.environ | _ENVIRONMENT, stdout=log, stderr=log, start_new_session=True
+                command, env=os.environ | ENVIRONMENT, stdout=log, stderr=log, start_new_session=True
             )
 
     async def ready(self) -> None:

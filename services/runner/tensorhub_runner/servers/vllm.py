@@ -32,7 +32,7 @@ from tensorhub_runner.servers.server import (
 ANSWER_S_MAX: Final = 10.0
 """The bound of a question."""
 CONFIG_S_MAX: Final = 120.0
-"""The bound of the question for its configuration: vLLM answers after it has looked at all packages and devices of the machine."""
+"""The bound of the question for its configuration: vLLM looks at all packages of the machine before it answers."""
 HEALTH_S_MAX: Final = 5.0
 """The bound of asking whether it generates; after it the server is taken for lost."""
 STAND_STILL_S_MAX: Final = 30.0
