@@ -9,6 +9,7 @@ agents/ID.sock    where workers reach the agents, unless the path is too long fo
 state/ID/         what each agent keeps
 """
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -17,12 +18,13 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from tensorhub_common.config.segment_names import segment_beginning
 from tensorhub_common.errors import TensorHubError
 
 MODE: Final = 0o700
 SOCKET_PATH_BYTES_MAX: Final = 99
 """A socket's address holds 107 bytes; some are left for names that are made from it."""
-_LONGEST_SOCKET: Final = "agent-9999.sock"
+_LONGEST_SOCKET: Final = "agent-0123456789ab.sock"
 
 
 _STORE: Final = "store"
@@ -78,6 +80,16 @@ class HubDirectory:
             os.close(self._lock)
             self._lock = None
 
+    def free_segments(self, shm: Path) -> None:
+        """Give back the agents' memory in the memory file system `shm`; a worker keeps what it maps until it ends.
+
+        An agent leaves its segments for the next one of its name, which suits a restart. A process that was killed
+        leaves them too, and the next one in this directory takes them back.
+        """
+        for path in shm.glob(f"{segment_beginning(self.path)}*"):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
     @property
     def is_open(self) -> bool:
         """Whether this process holds the directory."""
@@ -117,11 +129,19 @@ class HubDirectory:
             self._sockets = self._make_sockets()
         return self._sockets / f"{agent}.sock"
 
-    def _make_sockets(self) -> Path:
+    def socket_path(self, agent: str) -> Path:
+        """Return the same for a process that does not own the directory, which need not be there yet."""
+        return self._sockets_folder() / f"{agent}.sock"
+
+    def _sockets_folder(self) -> Path:
         sockets = self.path / "agents"
         if len(os.fsencode(sockets / _LONGEST_SOCKET)) > SOCKET_PATH_BYTES_MAX:
             mark = hashlib.blake2b(os.fsencode(self.path), digest_size=6).hexdigest()
             sockets = Path(tempfile.gettempdir()) / f"tensorhub-{os.getuid()}-{mark}"
+        return sockets
+
+    def _make_sockets(self) -> Path:
+        sockets = self._sockets_folder()
         sockets.mkdir(mode=MODE, exist_ok=True)
         found = sockets.lstat()
         if found.st_uid != os.getuid() or sockets.is_symlink():

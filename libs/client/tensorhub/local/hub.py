@@ -8,12 +8,11 @@ that run now; at the end of this process, also by a signal, none of the others i
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,21 +20,19 @@ from typing import Final, Self
 
 from tensorhub._control import hub_file
 from tensorhub._control.hub_file import AgentEntry, HubFile, NatsEntry, ProcessEntry, RegistryEntry, RunnerEntry
-from tensorhub._control.registry_client import NatsAddress, RegistryClient
-from tensorhub._rollouts.manager_client import ManagerClient
+from tensorhub._control.registry_client import NatsAddress
 from tensorhub.local.children import Child, Children, ChildSpec
 from tensorhub.local.directory import HubDirectory
 from tensorhub.local.keyring import OF_EVERY_HUB, Keyring
-from tensorhub.local.launcher import Launcher
-from tensorhub.local.nats_server import Cluster, NatsServer
+from tensorhub.local.launcher import follow, runner_names
+from tensorhub.local.nats_server import ANY_PORT, LISTEN, Cluster, NatsServer
+from tensorhub.local.process_settings import Place, login, of_agent, of_runner, without_nats
 from tensorhub_common.auth.permissions import Role, User
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.config import settings
-from tensorhub_common.config.segment_names import segment_beginning
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
 from tensorhub_common.introspection.ping import ping
-from tensorhub_common.protocol.rollout.questions import RolloutStatus
-from tensorhub_common.runtime.supervision import Fault, Supervisor
+from tensorhub_common.runtime.supervision import Fault, OnFault, Supervisor
 
 AGENTS_MAX: Final = 256
 REGISTRIES_MAX: Final = 16
@@ -54,10 +51,8 @@ NATS: Final = "nats"
 PLANNER: Final = "planner-0"
 ROLLOUT: Final = "rollout-0"
 CLIENT: Final = User(Role.CLIENT)
-OF_ANOTHER_NATS: Final = frozenset(
-    f"TENSORHUB_{name}"
-    for name in ("NATS", "CREDENTIALS", "WORKER_CREDENTIALS", "NATS_CA", "NATS_CERTIFICATE", "NATS_KEY")
-)
+ADMIT_S: Final = 10.0
+"""So long NATS may take to let in who has a new key."""
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _log: Final = logging.getLogger(__name__)
@@ -110,11 +105,15 @@ class LocalRollouts:
     @property
     def names(self) -> list[str]:
         """All runners that there may be."""
-        return [f"runner-{number}" for number in range(self.most)]
+        return [*runner_names(self.most)]
 
 
 class LocalHub:
-    """One hub on this machine. Use it as an async context manager, in the main thread (see `tether`)."""
+    """One hub on this machine. Use it as an async context manager, in a thread that lives as long (see `tether`).
+
+    `agents=0`: its agents run elsewhere, on hosts that reach NATS at `listen`. They and their runners get keys from
+    `admit`. `on_fault` is told an error that leaves a process unkept; `run` ends at one by itself.
+    """
 
     def __init__(
         self,
@@ -129,10 +128,15 @@ class LocalHub:
         rollouts: LocalRollouts | None = None,
         commands: ServiceCommands | None = None,
         environment: Mapping[str, str] | None = None,
+        listen: str = LISTEN,
+        port: int = ANY_PORT,
+        on_fault: OnFault | None = None,
     ) -> None:
-        if not 1 <= agents <= AGENTS_MAX:
-            raise ValueError(f"{agents} agents are not possible: take 1 to {AGENTS_MAX}")
-        if not 1 <= hosts <= agents:
+        if not 0 <= agents <= AGENTS_MAX:
+            raise ValueError(f"{agents} agents are not possible: take 0 (they run elsewhere) to {AGENTS_MAX}")
+        if not agents and rollouts is not None and rollouts.most:
+            raise ValueError(f"{rollouts.most} runners need an agent: take 1 or more")
+        if not 1 <= hosts <= max(agents, 1):
             raise ValueError(f"{hosts} hosts are not possible with {agents} agents: take 1 to {agents}")
         if not 0 <= racks <= hosts:
             raise ValueError(f"{racks} racks are not possible with {hosts} hosts: take 0 (none is known) to {hosts}")
@@ -147,6 +151,7 @@ class LocalHub:
         self._rollouts = rollouts
         self._commands = commands or ServiceCommands()
         self._environment = dict(os.environ if environment is None else environment)
+        self._listen, self._port = listen, port
         self._keys = Keyring(self._directory.credentials)
         self._registries = [f"registry-{index}" for index in range(registries)]
         self._nats_names = [NATS] if nats_nodes == 1 else [f"{NATS}-{index}" for index in range(nats_nodes)]
@@ -158,6 +163,7 @@ class LocalHub:
         self._is_ready = False
         self._fallen: asyncio.Event | None = None
         self._fault: Fault | None = None
+        self._tell_fault = on_fault
 
     @property
     def hub(self) -> HubFile:
@@ -216,7 +222,9 @@ class LocalHub:
         folders = self._directory.nats(len(self._nats_names))
         cluster = None if len(folders) == 1 else Cluster.of(len(folders))
         for index, name in enumerate(self._nats_names):
-            server = self._nats[name] = NatsServer(folders[index], self._keys.conf, cluster, index)
+            server = self._nats[name] = NatsServer(
+                folders[index], self._keys.conf, cluster, index, listen=self._listen, port=self._port
+            )
             server.prepare()
             await self._start(name, server.command, {}, is_last=True)
         for name, server in self._nats.items():
@@ -234,19 +242,10 @@ class LocalHub:
 
     def _launch(self, rollouts: LocalRollouts) -> None:
         """Begin to follow how many runners the manager wishes for."""
-        registry = RegistryClient(rollouts.job, NatsAddress(self._nats_all, self._keys.path_of(CLIENT)))
-        manager = ManagerClient(registry)
-
-        async def ask(timeout_s: float) -> RolloutStatus:
-            deadline = asyncio.get_running_loop().time() + timeout_s
-            return await manager.ask("status", None, RolloutStatus, deadline)
-
-        async def follow() -> None:
-            async with registry:
-                await Launcher(self, ask, rollouts.runners, rollouts.most).run()
-
+        address = NatsAddress(self.nats, self._keys.path_of(CLIENT))
+        following = follow(rollouts.job, address, self, rollouts.runners, rollouts.most)
         self._launching = Supervisor("runners that come and go", self._on_fault)
-        self._launching.start(follow(), "following what is wished for")
+        self._launching.start(following, "following what is wished for")
 
     @property
     def runners(self) -> tuple[str, ...]:
@@ -273,6 +272,23 @@ class LocalHub:
         self._write()
         await self._children.end(child)
 
+    async def admit(self, users: Iterable[User]) -> dict[User, bytes]:
+        """Return the keys of users whose processes run elsewhere, and clients' too; NATS lets in who has one.
+
+        Keys that are missing are made. Raises `RegistryUnavailable` where NATS does not take them within `ADMIT_S`.
+        """
+        assert self._children is not None, "admitted before started"
+        found = {user: self._keys.path_of(user) for user in users}
+        new = [user for user, path in found.items() if not path.exists()]
+        if new:
+            self._keys.make(new)
+            for name in self._nats:
+                self._children.signal(self._by_name[name], signal.SIGHUP)
+            for server in self._nats.values():
+                # A node that has not read its file yet refuses the keys; each reads all of them at once.
+                await _wait_admitted(server.url, found[new[-1]])
+        return {user: path.read_bytes() for user, path in found.items()}
+
     async def stop(self) -> None:
         """Take `hub.json` away and end all processes, within a bound."""
         if not self._directory.is_open:
@@ -283,19 +299,8 @@ class LocalHub:
             await self._launching.close()
         if self._children is not None:
             await self._children.stop()
-        self._free_segments()
+        self._directory.free_segments(settings.load(self._environment).shm_dir)
         self._directory.close()
-
-    def _free_segments(self) -> None:
-        """Give the agents' memory back; a worker that still has a segment mapped keeps it until it ends.
-
-        An agent leaves its segments for the next one of its name, which suits a restart. An `up` that was killed leaves
-        them too, and the next one in this directory takes them back.
-        """
-        shm = settings.load(self._environment).shm_dir
-        for path in shm.glob(f"{segment_beginning(self._directory.path)}*"):
-            with contextlib.suppress(OSError):
-                path.unlink()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -344,6 +349,8 @@ class LocalHub:
         self._fault = fault
         if self._fallen is not None:
             self._fallen.set()
+        if self._tell_fault is not None:
+            self._tell_fault(fault)
 
     def _agents(self) -> list[str]:
         return [f"agent-{index}" for index in range(self._count)]
@@ -370,49 +377,40 @@ class LocalHub:
         return min(REPLICAS_MAX, len(self._nats_names))
 
     @property
-    def _nats_all(self) -> str:
+    def nats(self) -> str:
+        """The addresses of all nodes of NATS, as `connect(nats=…)` takes them."""
         return ",".join(server.url for server in self._nats.values())
 
     async def _connect(self) -> Bus:
         return await connect(
-            self._nats_all, name="tensorhub-up", credentials=self._keys.path_of(CLIENT), timeout_s=READY_TIMEOUT_S
+            self.nats, name="tensorhub-up", credentials=self._keys.path_of(CLIENT), timeout_s=READY_TIMEOUT_S
         )
 
     def _logs_in(self, user: User) -> dict[str, str]:
-        return {"TENSORHUB_NATS": self._nats_all, "TENSORHUB_CREDENTIALS": str(self._keys.path_of(user))}
+        return login(self.nats, self._keys.path_of(user))
 
     def _of_agent(self, agent: str, index: int) -> dict[str, str]:
         state = self._directory.state(agent)
         state.mkdir(mode=0o700, exist_ok=True)
+        place = Place(self._host(index), self._site, self._rack(index))
         return {
             **self._logs_in(User(Role.AGENT, agent)),
-            "TENSORHUB_WORKER_CREDENTIALS": str(self._keys.path_of(CLIENT)),
-            "TENSORHUB_AGENT_ID": agent,
-            "TENSORHUB_HOST": self._host(index),
-            "TENSORHUB_RACK": self._rack(index),
-            "TENSORHUB_SITE": self._site,
-            "TENSORHUB_SOCKET": str(self._directory.socket(agent)),
-            "TENSORHUB_STATE_DIR": str(state),
+            **of_agent(agent, place, self._directory.socket(agent), state, self._keys.path_of(CLIENT)),
             # Loading UCX takes its time, and agents of one host have no use for it.
             "TENSORHUB_UCXX": self._environment.get("TENSORHUB_UCXX") or ("on" if self._hosts > 1 else "off"),
         }
 
     def _of_runner(self, rollouts: LocalRollouts, runner: str) -> dict[str, str]:
+        socket = self._directory.socket(self._agent_of(runner))
+        host = self._host(_number_of(runner) % self._count)
         return {
             **self._logs_in(User(Role.RUNNER, runner)),
-            "TENSORHUB_JOB": rollouts.job,
-            "TENSORHUB_AGENT": str(self._directory.socket(self._agent_of(runner))),
-            "TENSORHUB_HOST": self._host(_number_of(runner) % self._count),
-            "TENSORHUB_RUNNER_ID": runner,
-            "TENSORHUB_RUNNER_ENGINE": rollouts.engine,
-            "TENSORHUB_RUNNER_MODEL": "" if rollouts.model is None else str(rollouts.model.absolute()),
+            **of_runner(runner, rollouts.job, host, socket, rollouts.engine, rollouts.model),
         }
 
     async def _start(self, name: str, command: tuple[str, ...], own: dict[str, str], *, is_last: bool = False) -> None:
         assert self._children is not None, "started before opened"
-        # What the environment says of a NATS is meant for another hub.
-        theirs = {name: text for name, text in self._environment.items() if name not in OF_ANOTHER_NATS}
-        environment = theirs | own | {"TENSORHUB_DIR": str(self._directory.path)}
+        environment = without_nats(self._environment) | own | {"TENSORHUB_DIR": str(self._directory.path)}
         spec = ChildSpec(name, command, environment, self._directory.log(name), is_last)
         self._by_name[name] = await self._children.start(spec)
 
@@ -445,6 +443,20 @@ class LocalHub:
 
 def _number_of(runner: str) -> int:
     return int(runner.rpartition("-")[2])
+
+
+async def _wait_admitted(nats: str, key: Path) -> None:
+    deadline = asyncio.get_running_loop().time() + ADMIT_S
+    while True:
+        try:
+            bus = await connect(nats, name="tensorhub-up", credentials=key, timeout_s=ADMIT_S)
+        except RegistryUnavailable:
+            if asyncio.get_running_loop().time() >= deadline:
+                raise
+            await asyncio.sleep(PING_WAIT_S)
+        else:
+            await bus.close()
+            return
 
 
 async def _wait_pong(bus: Bus, process: str) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NoReturn, Protocol
 
+from tensorhub._control.registry_client import NatsAddress, RegistryClient
+from tensorhub._rollouts.manager_client import ManagerClient
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.protocol.rollout.questions import InstanceStatus, RolloutStatus
 
@@ -25,7 +27,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 class RunnerProcesses(Protocol):
-    """The runners of a hub, as processes."""
+    """The runners of a hub, as processes. They are called runner-0, runner-1, and so on."""
 
     @property
     def runners(self) -> tuple[str, ...]:
@@ -84,7 +86,7 @@ class Launcher:
         now = asyncio.get_running_loop().time()
         wished = self.least if found.wished is None else found.wished
         target = min(max(wished, self.least), self.most)
-        names = tuple(f"runner-{number}" for number in range(self.most))
+        names = runner_names(self.most)
         todo = changes(names, self.processes.runners, self.leaving, found.instances, target, now)
         if todo.start or todo.end:
             _log.info("%d runner(s) are wished for, of %d to %d", wished, self.least, self.most)
@@ -101,6 +103,25 @@ class Launcher:
         for runner in todo.end:
             self.leaving.pop(runner, None)
             await self.processes.end_runner(runner)
+
+
+async def follow(job: str, address: NatsAddress, processes: RunnerProcesses, least: int, most: int) -> NoReturn:
+    """Keep as many runners of a job as its manager wishes for."""
+    registry = RegistryClient(job, address)
+    manager = ManagerClient(registry)
+
+    async def ask(timeout_s: float) -> RolloutStatus:
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        return await manager.ask("status", None, RolloutStatus, deadline)
+
+    async with registry:
+        await Launcher(processes, ask, least, most).run()
+    raise AssertionError("a launcher follows until it is cancelled")
+
+
+def runner_names(count: int) -> tuple[str, ...]:
+    """Return what so many runners are called."""
+    return tuple(f"runner-{number}" for number in range(count))
 
 
 def changes(

@@ -1,10 +1,11 @@
 """An embedded NATS server, alone or as a node of a cluster: its configuration, and where it listens.
 
-It listens on 127.0.0.1 only and asks for a key, since a port is open to every user of the machine. Started for the
-first time it takes a free port and tells it in a file; from then on the configuration names that port, so a restart
-comes back on it, over the same store. Always true: what was acknowledged outlives the server, however it ends. It does
-not wait for the disk (docs/design/adr/0002-embedded-log-and-the-disk.md). No process is a node of a cluster that does
-not know the cluster's password, which is another one in each life of the hub.
+It listens on 127.0.0.1, or on the one address that it is given, and asks for a key, since a port is open to every user
+of the machine. Without a port it takes a free one at its first start and tells it in a file; from then on the
+configuration names that port, so a restart comes back on it, over the same store. Always true: what was acknowledged
+outlives the server, however it ends. It does not wait for the disk (docs/design/adr/0002-embedded-log-and-the-disk.md).
+No process is a node of a cluster that does not know the cluster's password, which is another one in each life of the
+hub.
 """
 
 import asyncio
@@ -74,19 +75,29 @@ class NatsServer:
     `users` is the file that says who may log in (see `keyring`). In a cluster it is the node with number `index`.
     """
 
-    def __init__(self, directory: Path, users: Path, cluster: Cluster | None = None, index: int = 0) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        users: Path,
+        cluster: Cluster | None = None,
+        index: int = 0,
+        *,
+        listen: str = LISTEN,
+        port: int = ANY_PORT,
+    ) -> None:
         self._directory = directory
         self._users = users
         self._name = NAME if cluster is None else f"{NAME}-{index}"
         self._cluster = "" if cluster is None else cluster.conf_of(index)
         self._config = directory / "nats-server.conf"
         self._ports = directory / "ports"
-        self.port = ANY_PORT
+        self._listen = listen
+        self.port = port
 
     @property
     def url(self) -> str:
         """The address."""
-        return f"nats://{LISTEN}:{self.port}"
+        return f"nats://{self._listen}:{self.port}"
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -134,7 +145,7 @@ class NatsServer:
         text = f"""\
 # Written by `tensorhub up`; changes are lost.
 server_name: {self._name}
-listen: "{LISTEN}:{self.port}"
+listen: "{self._listen}:{self.port}"
 ports_file_dir: {_quoted(str(self._ports))}
 jetstream {{
   store_dir: {_quoted(str(self._directory / "store"))}
