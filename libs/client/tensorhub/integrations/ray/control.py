@@ -17,13 +17,14 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tensorhub._control.registry_client import NatsAddress
-from tensorhub.integrations.ray.node_process import RETRY_S, actor_class, end_actor
+from tensorhub.integrations.ray.node_process import RETRY_S, actor_class, end_actor, free_lost_nodes
 from tensorhub.integrations.ray.plan import CONTROL, NAMESPACE, HubPlan, agent_of, agent_on
 from tensorhub.integrations.ray.units import ALWAYS, Units, stop_actor
 from tensorhub.local.hub import CLIENT, LocalHub, LocalRollouts
 from tensorhub.local.launcher import follow, runner_names
 from tensorhub_common.auth.permissions import Role, User
 from tensorhub_common.bus.connection import Bus, connect
+from tensorhub_common.config import settings
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
 from tensorhub_common.introspection.ping import ping
 from tensorhub_common.runtime.supervision import Supervisor
@@ -111,6 +112,9 @@ class Control:
         await asyncio.gather(*(stop_actor(agent) for agent in self._agents.values()))
         if self._hub is not None:
             await self._hub.stop()
+        # What was lost with nodes on this machine; nothing of the hub runs any more.
+        shm = settings.load({**os.environ, **self.plan.environment}).shm_dir
+        await asyncio.to_thread(free_lost_nodes, self.plan.folder(CONTROL).parent, set(), shm)
 
     # -------------------------------------------------------------------------------- what it does by itself
 
