@@ -188,7 +188,8 @@ def main() -> None:
         print(f"up in {ups[-1]:.1f} s, next tokens after {medians[-1]:.2f} s, back in {backs[-1]:.1f} s", flush=True)
     print(
         f"{kills} nodes killed, {len(firsts)} responses moved, {wrong} wrong; hub up in "
-        f"{statistics.median(ups):.1f} s; next token elsewhere after {statistics.median(firsts):.2f} s, at most {max(firsts):.2f} s; "
+        f"{statistics.median(ups):.1f} s; "
+        f"next token elsewhere after {statistics.median(firsts):.2f} s, at most {max(firsts):.2f} s; "
         f"a runner serves on a new node after {statistics.median(backs):.1f} s (medians)"
     )
     sys.exit(bool(wrong))
