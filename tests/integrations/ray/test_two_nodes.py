@@ -1,19 +1,12 @@
 """Two raylets with an agent and a runner each; one node is killed, and the job goes on."""
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integrations.ray.two_nodes import RESPONSES, TwoNodes, hub_on, kill_a_node, two_nodes
+from tests.integrations.ray.two_nodes import RESPONSES, TwoNodes, hub_on, kill_a_node
 
 pytestmark = pytest.mark.timeout(600)
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[TwoNodes]:
-    with two_nodes() as running:
-        yield running
 
 
 def test_a_node_is_killed_and_the_job_goes_on(cluster: TwoNodes, tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ from tensorhub.integrations.ray import RayHub, start_hub
 SLOT: Final = "slot"
 """A resource of which each node but the head has one, and a runner takes one."""
 STORE_BYTES: Final = 80 << 20
+STARTS_MAX: Final = 3
+"""So often a cluster is begun where a busy machine lets a raylet wait too long."""
 RESPONSES: Final = 48
 EXECUTING_MIN: Final = 4
 """A node is killed while its runner makes the tokens of so many responses."""
@@ -74,7 +76,14 @@ def _started(node: Any) -> list[Any]:
 
 @contextmanager
 def two_nodes() -> Iterator[TwoNodes]:
-    cluster = TwoNodes()
+    for attempt in range(STARTS_MAX):
+        try:
+            cluster = TwoNodes()
+            break
+        except Exception as why:  # noqa: BLE001 (Ray raises no other where a raylet takes longer than its 30 s)
+            print(f"the cluster did not start ({why}), attempt {attempt + 1}")
+    else:
+        raise AssertionError(f"no Ray cluster came up in {STARTS_MAX} attempts")
     try:
         yield cluster
     finally:
@@ -87,8 +96,8 @@ def hub_on(folder: Path, **more: Any) -> Iterator[RayHub]:
     model = folder / "my-model"
     model.mkdir(exist_ok=True)
     (model / "config.json").write_text(json.dumps(CONFIG))
-    given: dict[str, Any] = {"runners": 2, "runner_resources": {"CPU": 1, SLOT: 1}, **more}
-    with start_hub(model=model, directory=folder / "nodes", timeout_s=WAIT_S, **given) as hub:
+    given: dict[str, Any] = {"runners": 2, "runner_resources": {"CPU": 1, SLOT: 1}, "timeout_s": WAIT_S, **more}
+    with start_hub(model=model, directory=folder / "nodes", **given) as hub:
         yield hub
 
 

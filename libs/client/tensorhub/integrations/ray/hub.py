@@ -32,6 +32,8 @@ ANSWER_S: Final = 10.0
 
 _HEAD: Final = {"node:__internal_head__": 0.001}
 _ONE_CPU: Final = {"CPU": 1.0}
+_OF_AGENT: Final = {"CPU": 0.5}
+"""It has nothing to do between two versions."""
 
 
 class RayHub:
@@ -82,7 +84,7 @@ def start_hub(
     runners_max: int | None = None,
     engine: str = "torch",
     model: str | PathLike[str] | None = None,
-    agent_resources: Mapping[str, float] = _ONE_CPU,
+    agent_resources: Mapping[str, float] = _OF_AGENT,
     runner_resources: Mapping[str, float] = _ONE_CPU,
     environment: Mapping[str, str] | None = None,
     directory: str | PathLike[str] | None = None,
