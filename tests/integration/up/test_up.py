@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -22,7 +23,9 @@ from tensorhub.local import directory as local_directory
 from tensorhub.local.children import ChildDied
 from tensorhub.local.directory import HubDirectory, HubDirInUse, HubDirUnusable, OtherNodes
 from tensorhub.local.hub import LocalHub, ServiceCommands
+from tensorhub.local.nats_server import LISTEN
 from tensorhub_common.auth.keys import make_key
+from tensorhub_common.auth.permissions import Role, User
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.introspection.ping import ping
@@ -234,6 +237,37 @@ def test_sockets_move_to_a_short_path_where_the_directory_is_too_deep(tmp_path: 
         assert path.is_relative_to(directory.path) == (directory is shallow)
         directory.close()
     assert not path.parent.exists()
+
+
+def test_where_an_agent_listens_can_be_told_without_the_directory(tmp_path: Path) -> None:
+    """By a process beside it, also before the directory is there."""
+    for folder in (tmp_path / "a", tmp_path / "/".join(["d" * 40] * 3)):
+        told = HubDirectory(folder).socket_path("agent-0123456789ab")
+        assert not told.parent.exists()
+        owner = HubDirectory(folder)
+        owner.open()
+        assert owner.socket("agent-0123456789ab") == told
+        owner.close()
+
+
+@pytest.mark.long
+async def test_agents_elsewhere_are_let_in_as_they_come(tmp_path: Path) -> None:
+    """Each with a key of its own, and no connection ends for it; another life at the same port lets them in too."""
+    agents = [User(Role.AGENT, f"agent-{number}") for number in range(2)]
+    with socket.create_server((LISTEN, 0)) as free:
+        port = free.getsockname()[1]
+    for _ in range(2):
+        async with local_hub(tmp_path / "hub", 0, port=port) as up, admin_bus(up, tmp_path / "hub") as bus:
+            assert up.hub.agents == []
+            assert up.nats == f"nats://{LISTEN}:{port}"
+            for agent in agents:
+                (key,) = (await up.admit([agent])).values()
+                own = tmp_path / "own.nk"
+                own.write_bytes(key)
+                async with await connect(up.nats, name="test", credentials=own):
+                    pass
+            assert bus.lost_count == 0
+            assert (await up.admit(agents))[agents[1]] == key, "it stays the same"
 
 
 PARENT = """
