@@ -27,7 +27,8 @@ READY_S: Final = 180.0
 """By default a hub may take so long to come up, with its first runners."""
 CONNECT_S: Final = 60.0
 """By default an agent may take so long to come up on the node of a worker."""
-STOP_S: Final = 60.0
+STOP_S: Final = 90.0
+"""A hub may take so long to end; each of its processes has a bound of its own below that."""
 ANSWER_S: Final = 10.0
 
 _HEAD: Final = {"node:__internal_head__": 0.001}
@@ -63,9 +64,11 @@ class RayHub:
 
     def stop(self) -> None:
         """End all processes of the hub, on all nodes. Its logs stay on the head node, for the next one of its name."""
-        with contextlib.suppress(ray.exceptions.RayActorError):
-            ray.get(self._control.stop.remote(), timeout=STOP_S)
-        ray.kill(self._control, no_restart=True)
+        try:
+            with contextlib.suppress(ray.exceptions.RayActorError):
+                ray.get(self._control.stop.remote(), timeout=STOP_S)
+        finally:
+            ray.kill(self._control, no_restart=True)
 
     def __enter__(self) -> Self:
         return self
@@ -126,21 +129,22 @@ def start_hub(
         environment=dict(environment or {}),
         directory=str(directory or default_directory()),
     )
-    try:
+    if _control_of(name) is not None:
         return find_hub(name)
-    except RegistryUnavailable:
-        control = (
-            ray.remote(Control)
-            .options(
-                name=plan.actor(CONTROL),
-                namespace=NAMESPACE,
-                lifetime="detached",
-                get_if_exists=True,
-                max_restarts=ALWAYS,
-                **resource_options(_HEAD),
-            )
-            .remote(plan)
+    control = (
+        ray.remote(Control)
+        .options(
+            name=plan.actor(CONTROL),
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            max_restarts=ALWAYS,
+            # All that it is asked may be asked again, and whoever asks meanwhile waits for its next life.
+            max_task_retries=ALWAYS,
+            **resource_options(_HEAD),
         )
+        .remote(plan)
+    )
     hub = RayHub(plan, control)
     try:
         ray.get(control.ready.remote(timeout_s))
@@ -151,14 +155,25 @@ def start_hub(
 
 
 def find_hub(name: str = "hub") -> RayHub:
-    """Return the hub that runs under a name on this cluster. Raises `RegistryUnavailable` where there is none."""
-    try:
-        control = ray.get_actor(f"{name}/{CONTROL}", NAMESPACE)
-    except ValueError:
+    """Return the hub that runs under a name on this cluster. Raises `RegistryUnavailable` where none answers."""
+    control = _control_of(name)
+    if control is None:
         raise RegistryUnavailable(
             f"no hub called {name!r} runs on this Ray cluster: start it with tensorhub.integrations.ray.start_hub()"
+        )
+    try:
+        return RayHub(ray.get(control.describe.remote(), timeout=ANSWER_S), control)
+    except ray.exceptions.GetTimeoutError:
+        raise RegistryUnavailable(
+            f"the hub {name!r} does not answer within {ANSWER_S:g} s: it is being started again on the head node"
         ) from None
-    return RayHub(ray.get(control.describe.remote(), timeout=ANSWER_S), control)
+
+
+def _control_of(name: str) -> Any:  # noqa: ANN401 (Ray has no type for it)
+    try:
+        return ray.get_actor(f"{name}/{CONTROL}", NAMESPACE)
+    except ValueError:
+        return None
 
 
 def connect(job: str | None = None, *, hub: str = "hub", timeout_s: float = CONNECT_S) -> tensorhub.Hub:
