@@ -44,3 +44,11 @@ LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "
 )
 def test_a_context_ends_where_angles_would_depend_on_the_batch(changes: dict[str, Any], longest: int) -> None:
     assert context_tokens(build({**CONFIG, **changes})) == longest
+
+
+def test_a_model_whose_weights_are_tied_has_them_once_as_its_trainer_has() -> None:
+    tied = build(CONFIG)
+    assert tied.get_output_embeddings().weight is tied.get_input_embeddings().weight
+    assert "lm_head.weight" not in dict(tied.named_parameters())
+    alone = build({**CONFIG, "tie_word_embeddings": False})
+    assert "lm_head.weight" in dict(alone.named_parameters())
