@@ -80,7 +80,7 @@ slow: $(READY) ## the tests that take longer still, with new examples (SEED=: by
 
 integrations: $(NAMES:%=.venv-%/.ready) ## the tests with engines and trainers of others (NAMES=trl), each in an environment of its own
 	@for name in $(NAMES); do \
-	  echo "with $$name:"; .venv-$$name/bin/python -m pytest tests/integrations/$$name || exit 1; \
+	  echo "with $$name:"; .venv-$$name/bin/python -m pytest -W default tests/integrations/$$name || exit 1; \
 	done
 
 .venv-%/.ready: tests/integrations/%.txt pyproject.toml

@@ -26,7 +26,7 @@ def build(config: str | os.PathLike[str] | Mapping[str, Any], dtype: torch.dtype
         with no_init_weights():
             wanted = {} if dtype is None else {"dtype": dtype}
             model = AutoModelForCausalLM.from_config(made, trust_remote_code=False, **wanted)
-        # Transformers ties when it initialises. A trainer's model is tied, and has one tensor where this would have two.
+        # Transformers ties when it initialises. A trainer's tied model has one tensor where this would have two.
         model.tie_weights()
     except Exception as error:  # Transformers raises what comes, errors of other libraries too.
         raise ValueError(
