@@ -15,7 +15,7 @@ import torch
 from verl.checkpoint_engine import CheckpointEngineRegistry
 
 import tensorhub
-import tensorhub.integrations.verl  # It registers the backend, as custom_backend_module does.
+from tensorhub.integrations.verl import TensorHubCheckpointEngine  # It registers the backend, too.
 
 
 def weights_at(step: int) -> Iterator[tuple[str, torch.Tensor]]:
@@ -24,7 +24,7 @@ def weights_at(step: int) -> Iterator[tuple[str, torch.Tensor]]:
     yield "layer.bias", torch.arange(256, dtype=torch.bfloat16) + step
 
 
-async def update(actor: tensorhub.integrations.verl.TensorHubCheckpointEngine, rollouts: list, step: int) -> None:
+async def update(actor: TensorHubCheckpointEngine, rollouts: list[TensorHubCheckpointEngine], step: int) -> None:
     """Have each rollout worker receive what the actor sends."""
     engines = [actor, *rollouts]
     ours, theirs = type(actor).build_topology(1, len(rollouts), [each.prepare() for each in engines])
@@ -32,7 +32,7 @@ async def update(actor: tensorhub.integrations.verl.TensorHubCheckpointEngine, r
         engine.init_process_group(**{name: values[rank] for name, values in theirs.items()})
     actor.init_process_group(**{name: values[0] for name, values in ours.items()})
 
-    async def received(engine: tensorhub.integrations.verl.TensorHubCheckpointEngine) -> bool:
+    async def received(engine: TensorHubCheckpointEngine) -> bool:
         found = {name: tensor.clone() async for name, tensor in engine.receive_weights(global_steps=step)}
         return all(torch.equal(found[name], tensor) for name, tensor in weights_at(step))
 

@@ -3,8 +3,8 @@
     actor_rollout_ref.rollout.checkpoint_engine.backend=tensorhub
     actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=tensorhub.integrations.verl
 
-Actor rank 0 publishes each update as a version, and every rollout worker reads that version, from the actor or from
-a worker that has it already. There are no buckets, and there is no process group: workers may come and go between updates.
+Actor rank 0 publishes each update as a version, and every rollout worker reads that version, from the actor or from a
+worker that has it. There are no buckets, and there is no process group: workers may come and go between updates.
 
 Always true: what a rollout worker yields is one version whole, verified against its digests, and newer than all that
 were published before the update began.
