@@ -85,7 +85,7 @@ class HubRollouts:
         self._trainer: Any = None
         self._shard: tensorhub.Shard | None = None
         self._rollouts: tensorhub.Rollouts | None = None
-        self._published: tuple[object, int] | None = None
+        self._published: tuple[object, int] = (None, 0)
         """The trainer's state and its step when its weights were last published. Each `train()` has a state of its own,
         which is kept here so that no other can be taken for it."""
         self._generations = 0
@@ -98,7 +98,8 @@ class HubRollouts:
             TensorHubError: A completion could not be made, or what publishing and `batches` raise.
         """
         self._take(trainer)
-        if self._published != (trainer.state, trainer.state.global_step):
+        state, step = self._published
+        if state is not trainer.state or step != trainer.state.global_step:
             self.sync_weights()
         trains = trainer.model.training
         size = trainer.num_generations if trains else trainer.num_generations_eval
