@@ -253,6 +253,19 @@ async def test_a_generation_of_several_steps_is_published_once_for_each_step_tha
         assert [len(each["completion_ids"]) for each in seen.returned] == [8 * SIZE, 8 * SIZE]
 
 
+async def test_each_step_is_published_also_where_trl_takes_the_engine_for_the_trainer(
+    here: RunningHub, tmp_path: Path, monkeypatch: Any
+) -> None:
+    seen = Seen(monkeypatch)
+    with HubRollouts("policy", name="uncorrected", corrects=False) as rollouts:
+        trainer = trainer_of(seen.through(rollouts), tmp_path, max_steps=3)
+        await trained(trainer)
+    assert not trainer.use_vllm
+    assert seen.versions == [seen.versions[0] + step for step in range(3)]
+    for found, version in zip(seen.returned, seen.versions, strict=True):
+        assert {each for row in found["token_versions"] for each in row} == {version}
+
+
 async def test_evaluation_generates_on_the_weights_of_its_step(
     here: RunningHub, tmp_path: Path, monkeypatch: Any
 ) -> None:

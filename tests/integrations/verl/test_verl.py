@@ -222,7 +222,7 @@ async def test_verls_manager_moves_each_update_from_its_actors_to_its_rollout_wo
         engine_kwargs={"tensorhub": {"timeout_s": 120}},
     )
     model = HFModelConfig(path=str(tmp_path), load_tokenizer=False, override_config={"attn_implementation": "eager"})
-    rollout_config = RolloutConfig(name="vllm", checkpoint_engine=config)
+    rollout_config = RolloutConfig(name="vllm", tensor_model_parallel_size=1, checkpoint_engine=config)
 
     def group(count: int, cls: Any, **arguments: Any) -> Any:
         pool = RayResourcePool(process_on_nodes=[count], use_gpu=False, max_colocate_count=1)
