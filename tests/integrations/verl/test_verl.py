@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 import pytest
 import pytest_asyncio
 import ray
 import torch
 import yaml
+from tests.bounds import WAIT_S
 from tests.integrations.verl import workers
 from tests.integrations.verl.workers import SHAPES, Actor, Replica, RolloutWorker, actors_at, weights_at
 from tests.kit.hubs import RunningHub, new_job, running_hub
@@ -199,6 +201,7 @@ def cluster(hub: RunningHub, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     # Ray's processes find other packages called "tests".
     ray.cloudpickle.register_pickle_by_value(workers)
+    before = psutil.Process().children(recursive=True)
     for left in reversed(range(RAY_STARTS_MAX)):
         try:
             ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False)
@@ -208,7 +211,10 @@ def cluster(hub: RunningHub, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
             if not left or "timed out during startup" not in str(error):
                 raise
     yield job
+    rays = [each for each in psutil.Process().children(recursive=True) if each not in before]
     ray.shutdown()
+    # Its workers end by themselves, a moment after it has returned.
+    assert not psutil.wait_procs(rays, timeout=WAIT_S)[1]
 
 
 async def test_verls_manager_moves_each_update_from_its_actors_to_its_rollout_workers(

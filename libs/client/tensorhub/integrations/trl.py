@@ -85,7 +85,7 @@ class HubRollouts:
         self._trainer: Any = None
         self._shard: tensorhub.Shard | None = None
         self._rollouts: tensorhub.Rollouts | None = None
-        self._published: tuple[object, int] = (None, 0)
+        self._published: tuple[Any, int] = (None, 0)
         """The trainer's state and its step when its weights were last published. Each `train()` has a state of its own,
         which is kept here so that no other can be taken for it."""
         self._generations = 0
