@@ -87,6 +87,7 @@ integrations: $(NAMES:%=.venv-%/.ready) ## the tests with engines and trainers o
 	@echo "setting up .venv-$*; this takes minutes, and is done again only when what it needs changes"
 	@$(PYTHON) -m venv .venv-$*
 	@.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -e . -r $<
+	@test ! -f $(<:.txt=.remove) || .venv-$*/bin/python -m pip uninstall --quiet --yes -r $(<:.txt=.remove)
 	@touch $@
 
 wheel: $(READY) ## the wheel in empty environments: the base installation alone, and the demo with the README's extras

@@ -122,7 +122,7 @@ class AsyncHub(NotCopyable):
 
         Args:
             model: The model's name: letters, digits, "_" and "-", at most 64.
-            module_or_tensors: A torch module (its parameters and persistent buffers), or a dict of tensors or
+            module_or_tensors: A torch module (its parameters and buffers), or a dict of tensors or
                 `TensorSpec`s by name. A spec gives shape and dtype of a tensor whose values come from the hub.
             replica: The name of this copy of the model.
             shard: The number of this shard, from 0.
