@@ -1,6 +1,7 @@
 """Responses of a job come from vLLM servers that are killed, started again and updated: each once, of one version."""
 
 import asyncio
+import json
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -25,6 +26,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(6 *
 RESPONSES = 100
 TOKENS = 200
 KILLS = 5
+VERSIONS = 4
 EPSILON = 1e-3
 """Greedy tokens may differ where the two likeliest are closer than this, in logits."""
 LOGPROB_ERROR_MAX = 1e-3
@@ -136,3 +138,35 @@ async def test_what_runs_during_an_update_ends_or_goes_on_as_it_is_said(
         case _:
             assert through
             assert {each.runs[-1].kv for each in through} == {"recomputed"}
+
+
+async def test_a_hundred_sampled_responses_are_what_their_versions_make(
+    servers: list[VllmProcess], hub: RunningHub, model_folder: Path, tmp_path: Path
+) -> None:
+    """Versions come meanwhile; then each token is scored again with the weights that its run names."""
+    job, saved = new_job(), tmp_path / "responses.jsonl"
+    async with two_instances(servers, hub, job, model_folder) as trainer:
+        await trainer.hub.retain("policy", last=VERSIONS)
+        for server in servers:
+            await server.holds(await trainer.publish(1))
+        sampling = Sampling(max_tokens=TOKENS, temperature=0.8, top_p=0.9, seed=11)
+        rollouts = await trainer.hub.rollouts("policy", sampling=sampling, staleness=VERSIONS, on_update="continue")
+        await rollouts.submit(prompts(RESPONSES))
+        done = 0
+        async for batch in rollouts.batches(min_responses=RESPONSES // VERSIONS, wait_s=START_S):
+            await batch.save(saved)
+            await batch.done()
+            done += len(batch.responses)
+            if done < RESPONSES:
+                await trainer.publish(1 + done)
+        await rollouts.close()
+        code, out, err = await hub.command("replay", saved, "--model", model_folder, "--job", job, "--json")
+    assert code == 0, err + out[-2000:]
+    verdicts = [json.loads(line) for line in out.splitlines()]
+    runs = [run for verdict in verdicts for run in verdict["runs"]]
+    assert len(verdicts) == RESPONSES
+    assert {run["verdict"] for run in runs} == {"confirmed"}
+    assert len({run["version"] for run in runs}) > 1
+    worst = np.array([run["difference_max"] for run in runs])
+    told = ", ".join(f"p{share} {np.percentile(worst, share):.1e}" for share in (50, 90, 99, 100))
+    print(f"{len(runs)} runs of {RESPONSES} responses; the largest difference of each, in nats: {told}")
