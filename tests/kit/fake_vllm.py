@@ -36,6 +36,8 @@ class FakeVllm:
     breaks_after: int | None = None
     """Its streams break off without an end after as many tokens."""
     is_busy: bool = False
+    holds_new: bool = False
+    """New requests wait until it goes on, as those that come while it stands still."""
     fails: set[str] = field(default_factory=set)
     """Paths that answer with status 500."""
     asked: list[str] = field(default_factory=list)
@@ -164,6 +166,8 @@ class FakeVllm:
             return web.json_response({"error": {"message": "a token is out of vocabulary"}}, status=400)
         answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await answer.prepare(request)
+        if self.holds_new:
+            self._resumed.clear()
         await self._resumed.wait()
         self.running += 1
         try:

@@ -167,6 +167,6 @@ async def test_a_hundred_sampled_responses_are_what_their_versions_make(
     assert len(verdicts) == RESPONSES
     assert {run["verdict"] for run in runs} == {"confirmed"}
     assert len({run["version"] for run in runs}) > 1
-    worst = np.array([run["difference_max"] for run in runs])
+    worst = np.array([run["logprob_diff_max"] for run in runs])
     told = ", ".join(f"p{share} {np.percentile(worst, share):.1e}" for share in (50, 90, 99, 100))
     print(f"{len(runs)} runs of {RESPONSES} responses; the largest difference of each, in nats: {told}")

@@ -54,6 +54,8 @@ class _Open:
     logprobs: "array[float]" = field(default_factory=lambda: array("f"))
     finished: Finished | None = None
     stream: asyncio.Task[None] | None = None
+    came: int = 0
+    """How many tokens its present stream has brought."""
     fruitless: int = 0
     is_again: bool = False
     """Whether its cache was computed anew since the weights changed."""
@@ -106,8 +108,10 @@ class ServerDriver:
         streams = [each.stream for each in self._open.values() if each.stream is not None]
         try:
             await self._server.stand_still()
-            if streams:
-                await asyncio.wait(streams, timeout=STREAMS_END_S_MAX)
+            # One without a token may not have reached the server before: there it would wait until the server goes on.
+            begun = [each.stream for each in self._open.values() if each.stream is not None and each.came]
+            if begun:
+                await asyncio.wait(begun, timeout=STREAMS_END_S_MAX)
         except ServerLost as why:
             self._lost(why)
         for stream in streams:
@@ -182,14 +186,13 @@ class ServerDriver:
 
     async def _follow(self, each: _Open, version: int) -> None:
         """Read the stream of an attempt until it ends, however it ends."""
-        came = 0
+        each.came = 0
         try:
             name = f"{each.begin.attempt.term}-{each.begin.attempt.n}"
             stream = self._server.generate(name, each.context, each.begin.sampling, each.made)
             async with aclosing(cast("AsyncGenerator[Streamed, None]", stream)) as streamed:
                 async for new in streamed:
                     self._take(each, new, version)
-                    came += len(new.tokens)
         except ServerLost as why:
             self._lost(why)
         except ServerBusy as why:
@@ -199,10 +202,10 @@ class ServerDriver:
         finally:
             each.stream = None
         if each.finished is None and self.version is not None:
-            each.fruitless = 0 if came else each.fruitless + 1
+            each.fruitless = 0 if each.came else each.fruitless + 1
             if each.fruitless >= FRUITLESS_MAX:
                 self._fail(each, f"the server has ended {FRUITLESS_MAX} streams in a row without a token")
-            elif not came:
+            elif not each.came:
                 await asyncio.sleep(AGAIN_S)
         self._news.set()
 
@@ -211,6 +214,7 @@ class ServerDriver:
         each.logprobs.extend(new.logprobs)
         each.context += new.tokens
         each.made += len(new.tokens)
+        each.came += len(new.tokens)
         if new.reason is not None:
             others = {said for said in new.versions if said != str(version)}
             if others:

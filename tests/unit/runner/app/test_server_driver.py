@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
+from tests.bounds import WAIT_S
 from tests.kit.fake_engine import logprob_of, token_of
 from tests.kit.fake_vllm import FakeVllm
 from tests.kit.waiting import until
@@ -127,6 +128,21 @@ async def test_what_was_made_before_a_change_of_weights_is_told_of_before_it_and
         assert told.logprobs[ONE] == pytest.approx(made, abs=1e-3)
 
 
+async def test_a_request_that_reaches_the_server_while_it_stands_still_holds_up_no_change(
+    fake: FakeVllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The test would hang if the request were waited for.
+    monkeypatch.setattr(server_driver, "STREAMS_END_S_MAX", None)
+    async with driven(fake) as (driver, told):
+        fake.holds_new = True
+        driver.do(begin(ONE, 20))
+        await until(lambda: fake.requests)
+        fake.holds_new = False
+        await asyncio.wait_for(change(driver, 2), WAIT_S)
+        await until(lambda: ONE in told.finished)
+        assert told.tokens[ONE] == expected(5, 20)
+
+
 async def test_nothing_begins_while_there_are_no_weights(fake: FakeVllm) -> None:
     async with driven(fake) as (driver, told):
         fake.fails.add("/update_weights")
@@ -137,10 +153,11 @@ async def test_nothing_begins_while_there_are_no_weights(fake: FakeVllm) -> None
             assert await driver.weights_changed() is None
         driver.do(begin(ONE, 5))
         fake.fails.clear()
-        asked = len(fake.requests)
         await change(driver, 2)
-        assert asked == 0
-        await until(lambda: ONE in told.finished)
+        driver.do(begin(OTHER, 5))
+        await until(lambda: told.finished.keys() == {ONE, OTHER})
+        # The salt is that of the load behind which a request was made.
+        assert len({each["cache_salt"] for each in fake.requests}) == 1
 
 
 async def test_a_stream_that_breaks_off_goes_on_behind_its_last_token(fake: FakeVllm) -> None:
