@@ -194,6 +194,7 @@ PACKAGES: Final = (
     "libs/client/tensorhub",
     "libs/common/tensorhub_common",
     "services/agent/tensorhub_agent",
+    "services/gateway/tensorhub_gateway",
     "services/planner/tensorhub_planner",
     "services/registry/tensorhub_registry",
     "services/rollout/tensorhub_rollout",
@@ -225,7 +226,7 @@ def seams_of(package: Path, root: Path) -> set[str]:
 SEAMED: Final = {
     **{
         f"services/{each}/tensorhub_{each}": f"tests/unit/{each}"
-        for each in ("planner", "registry", "rollout", "runner")
+        for each in ("gateway", "planner", "registry", "rollout", "runner")
     },
     "simulator/tensorhub_simulator/rollout_performance": "tests/unit/simulator/rollout_performance",
 }

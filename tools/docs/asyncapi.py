@@ -459,6 +459,7 @@ def _fill_rollouts(book: _Book) -> None:
     for what, (asked, answer) in between.items():
         book.ask(f"rollout.{what}", f"{_ROLLOUT}.{what}.{{runner}}", asked, [answer], _MSGPACK)
     asks: dict[str, tuple[Kind | None, Kind]] = {
+        "follow": (questions.FollowQuestion, questions.FollowAnswer),
         "outcome": (questions.OutcomeQuestion, questions.OutcomeAnswer),
         "ready": (questions.ReadyQuestion, questions.ReadyAnswer),
         "seeding": (questions.SeedingQuestion, questions.SeedingAnswer),

@@ -46,6 +46,7 @@ PACKAGES: Final = (
     "services/agent/tensorhub_agent",
     "services/rollout/tensorhub_rollout",
     "services/runner/tensorhub_runner",
+    "services/gateway/tensorhub_gateway",
 )
 """Packages whose bounds are part of the protocol. docs/reference/api.md has the SDK's own waits."""
 

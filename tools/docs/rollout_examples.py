@@ -58,6 +58,8 @@ _EXAMPLES: Final[tuple[msgspec.Struct, ...]] = (
     messages.ReportResult(_LOG, 3, forget=(_OLDER,), resend=((_ATTEMPT, 64),)),
     messages.RunnerHeartbeat(_LOG, _INCARNATION, steps=4096, model="policy", slots=64, version=12),
     messages.HeartbeatResult(_LOG, 3, _VERSIONS),
+    questions.FollowQuestion(_SENDER.attachment, 4712, (questions.FollowedPlace("p-17", 1, 64),), wait_s=2.0),
+    questions.FollowAnswer((questions.FollowedTokens(0, _TOKENS, _LOGPROBS),)),
     questions.OutcomeQuestion(4711, _SENDER.attachment, _SENDER.n),
     questions.OutcomeAnswer(known=("p-16",)),
     questions.ReadyQuestion(_SENDER.attachment, 4712, after=4800, after_request=_REQUEST, wait_s=2.0),

@@ -1000,7 +1000,8 @@ class RolloutWorld:
         collector.take(place, answer)
         collector.take(place, answer)
         is_whole = self.random.random() < self.chances.whole_groups or bool(self.payload_bytes_max)
-        ready = collector.pick(1, whole_groups=is_whole, groups=None, all_of_them=False)
+        picked = collector.pick(1, whole_groups=is_whole, groups=None, all_of_them=False)
+        ready = [each for each in picked if isinstance(each, EndedRequest)]
         self._check_whole(ready)
         self.yielded += [(self._attachment, each.request) for each in ready]
         undone = [of for attachment, of in self.yielded if attachment == self._attachment and of not in self.done]

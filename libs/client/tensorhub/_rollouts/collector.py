@@ -3,13 +3,17 @@
 Invariants:
 - A request is yielded at most once, however many tasks of the trainer ask at a time.
 - A group counts as whole once none of its requests is open, and all that had ended by then is here.
+- What is claimed for sessions is yielded only as a part of its session.
 """
 
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
+from tensorhub._rollouts.trajectories import EndedSession
 from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_common.protocol.rollout.questions import EndedRequest, ReadyAnswer
+
+Ready = EndedRequest | EndedSession
 
 
 class Place(NamedTuple):
@@ -31,6 +35,10 @@ class Collector:
         self._closed: set[str] = set()
         """Groups of which nothing is open."""
         self._whole: set[str] = set()
+        self._claimed: set[str] = set()
+        """Groups of calls of sessions that have not been taken yet."""
+        self._sessions: list[EndedSession] = []
+        """Sessions that have ended, in that order."""
 
     def take(self, place: Place, answer: ReadyAnswer) -> bool:
         """Take what the manager says has ended behind a place.
@@ -52,44 +60,82 @@ class Collector:
     @property
     def count(self) -> int:
         """How many responses wait to be yielded."""
-        return sum(map(len, self._waiting.values()))
+        alone = sum(len(each) for name, each in self._waiting.items() if name not in self._claimed)
+        return alone + sum(len(each.trajectories) for each in self._sessions)
 
     def pick(
         self, count_min: int, *, whole_groups: bool, groups: Collection[str] | None, all_of_them: bool
-    ) -> list[EndedRequest]:
+    ) -> list[Ready]:
         """Return at least `count_min` responses, by groups, and keep the rest; none where there are fewer.
 
-        `all_of_them`: return what there is. `groups`: of these alone.
+        `all_of_them`: return what there is. `groups`: of these groups and sessions alone.
         """
         names = [
             name
             for name in self._waiting
-            if (groups is None or name in groups) and (not whole_groups or name in self._whole)
+            if name not in self._claimed
+            and (groups is None or name in groups)
+            and (not whole_groups or name in self._whole)
         ]
         picked: list[str] = []
+        ended: list[EndedSession] = []
         count = 0
         for name in names:
             if count >= count_min and not all_of_them:
                 break
             picked.append(name)
             count += len(self._waiting[name])
+        for session in self._sessions:
+            if count >= count_min and not all_of_them:
+                break
+            if groups is None or session.session in groups:
+                ended.append(session)
+                count += len(session.trajectories)
         if not all_of_them and count < count_min:
             return []
-        found = [ended for name in picked for ended in self._waiting.pop(name)]
+        found: list[Ready] = [each for name in picked for each in self._waiting.pop(name)]
         self._whole.difference_update(name for name in picked if name not in self._waiting)
-        return found
+        self._sessions = [each for each in self._sessions if each not in ended]
+        return found + ended
 
-    def put_back(self, picked: Iterable[EndedRequest]) -> None:
+    def put_back(self, picked: Iterable[Ready]) -> None:
         """Keep what was picked, and was not yielded, before all that is here. The next answer says what is whole."""
         again: dict[str, list[EndedRequest]] = {}
-        for ended in picked:
-            again.setdefault(ended.group, []).append(ended)
-            if not ended.group_open:
-                self._closed.add(ended.group)
+        sessions: list[EndedSession] = []
+        for each in picked:
+            if isinstance(each, EndedSession):
+                sessions.append(each)
+                continue
+            again.setdefault(each.group, []).append(each)
+            if not each.group_open:
+                self._closed.add(each.group)
         for name, later in self._waiting.items():
             again.setdefault(name, []).extend(later)
         self._waiting = again
+        self._sessions = sessions + self._sessions
+
+    def claim(self, groups: Iterable[str]) -> None:
+        """Keep these groups for the sessions of a gateway, before any of their requests has ended."""
+        self._claimed.update(groups)
+
+    def pick_claimed(self) -> list[EndedRequest]:
+        """Return what has ended of the groups that were claimed, each of which has one request."""
+        names = [name for name in self._waiting if name in self._claimed]
+        found = [each for name in names for each in self._waiting.pop(name)]
+        self._whole.difference_update(names)
+        self._closed.difference_update(names)
+        self._claimed.difference_update(names)
+        return found
+
+    def deliver(self, session: EndedSession) -> None:
+        """Take a session that has ended, to be yielded."""
+        self._sessions.append(session)
+
+    def release(self) -> None:
+        """Yield what was claimed by itself: no gateway takes it any more."""
+        self._claimed.clear()
 
     def drop(self) -> None:
         """Forget all: the attachment is over."""
         self._waiting.clear()
+        self._sessions.clear()

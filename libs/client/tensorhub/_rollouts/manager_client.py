@@ -15,6 +15,8 @@ from tensorhub_common.protocol.queries import QueryError
 from tensorhub_common.protocol.rollout.entries import Attach, SdkEntry
 from tensorhub_common.protocol.rollout.questions import (
     ASK_S,
+    FollowAnswer,
+    FollowQuestion,
     OutcomeAnswer,
     OutcomeQuestion,
     ReadyAnswer,
@@ -28,7 +30,7 @@ from tensorhub_common.protocol.rollout.questions import (
 RETRY_S: Final = 0.05
 """The pause after no manager answered."""
 
-Answer = TypeVar("Answer", OutcomeAnswer, ReadyAnswer, RolloutStatus, SeedingAnswer, WhyAnswer)
+Answer = TypeVar("Answer", FollowAnswer, OutcomeAnswer, ReadyAnswer, RolloutStatus, SeedingAnswer, WhyAnswer)
 
 
 class ManagerClient:
@@ -70,6 +72,13 @@ class ManagerClient:
     async def ready(self, question: ReadyQuestion, deadline: float) -> ReadyAnswer:
         """Return what has ended. Raises `RolloutUnavailable` where the attachment is over."""
         answer = await self.ask("ready", question, ReadyAnswer, deadline)
+        if answer.error is not None:
+            raise _public(answer.error, answer.message)
+        return answer
+
+    async def follow(self, question: FollowQuestion, deadline: float) -> FollowAnswer:
+        """Return new tokens of responses. Raises `RolloutUnavailable` where the attachment is over."""
+        answer = await self.ask("follow", question, FollowAnswer, deadline)
         if answer.error is not None:
             raise _public(answer.error, answer.message)
         return answer

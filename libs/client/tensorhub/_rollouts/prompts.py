@@ -14,7 +14,7 @@ from tensorhub_common.errors import BadPrompt, NotInThisVersion
 from tensorhub_common.protocol.decoding import MALFORMED
 from tensorhub_common.protocol.rollout import messages
 from tensorhub_common.protocol.rollout.messages import STOP_TOKEN_IDS_MAX
-from tensorhub_common.protocol.rollout.payloads import METADATA_BYTES_MAX, SubmittedPrompt
+from tensorhub_common.protocol.rollout.payloads import METADATA_BYTES_MAX, SubmittedPrompt, SubmittedTurn
 
 TOKEN_ID_MAX: Final = 2**31 - 1
 TOKENS_MAX: Final = 4_194_304
@@ -23,6 +23,7 @@ PROMPT_TOKENS_MAX: Final = 196_608
 """Limit of a prompt's tokens: it travels to a runner in one message, and NATS takes one of 1 MiB."""
 ID_CHARS_MAX: Final = 128
 SEED_MAX: Final = 2**63 - 1
+TURN_MAX: Final = 2**31 - 1
 SEED_BITS: Final = 64
 """Of a request's own seed."""
 PROMPTS_BYTES_MAX: Final = 256 * 1024 * 1024
@@ -93,19 +94,26 @@ class Prompt:
     id: str | None = None
     metadata: Any = None
     session: str | None = None
-    """Kept for later, as `turn` and `media`."""
+    """With `turn`: which call of which session it is for; both come back. See `AsyncRollouts.gateway`."""
     turn: int | None = None
     media: Any = None
+    """Kept for later."""
 
     def checked(self) -> SubmittedPrompt:
         """Return it as it travels. Raises `BadPrompt` for one that nothing can be generated from."""
         _check_id(self.id)
         which = "a prompt" if self.id is None else f"prompt {self.id!r:.80}"
-        if self.session is not None or self.turn is not None or self.media is not None:
-            raise NotInThisVersion(
-                f"{which} has a session, turn or media, which this version can't use: leave them out"
-            )
-        return SubmittedPrompt(_ids(which, self.token_ids), _metadata(which, self.metadata))
+        if self.media is not None:
+            raise NotInThisVersion(f"{which} has media, which this version can't use: leave them out")
+        return SubmittedPrompt(_ids(which, self.token_ids), _metadata(which, self.metadata), self._turn(which))
+
+    def _turn(self, which: str) -> SubmittedTurn | None:
+        if self.session is None and self.turn is None:
+            return None
+        if self.session is None or self.turn is None:
+            raise BadPrompt(f"{which} has a session or a turn, and not both: give both, or leave both out")
+        _check_id(self.session)
+        return SubmittedTurn(self.session, _whole("turn", self.turn, 0, TURN_MAX))
 
 
 def checked_prompts(prompts: object) -> Iterator[tuple[Prompt, SubmittedPrompt]]:

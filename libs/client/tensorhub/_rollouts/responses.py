@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -17,6 +17,10 @@ from tensorhub_common.protocol.rollout.payloads import StoredTokens, SubmittedPr
 from tensorhub_common.protocol.rollout.questions import EndedRequest
 
 FinishReason = Literal["stop", "length", "cancelled", "failed"]
+SessionEnd = Literal["reward", "idle", "closed"]
+"""`reward`: it got its last reward. `idle`: no call came for too long. `closed`: its gateway was closed."""
+NO_VERSION: Final = -1
+"""The version of a token that no weights made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,12 @@ class TokenRun:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Response:
-    """One response. `token_ids`, `logprobs` and `versions` have one length: int32, float32 (natural log), int64."""
+    """One response. `token_ids`, `logprobs` and `versions` have one length: int32, float32 (natural log), int64.
+
+    One with `turns` is a *trajectory*: a session of a gateway from its first call to one that nothing follows. Its
+    `prompt_ids` are those of the first call, and `token_ids` all that followed: what was made, and what users and tools
+    said between. Tokens that were not made have the log-probability 0, the version -1, no run, and the loss mask 0.
+    """
 
     group: str
     index: int
@@ -81,6 +90,43 @@ class Response:
     since_submit: int | None = None
     """How many versions were published from its submission to its delivery; None: not known. Where a trainer publishes
     one a step, these are steps."""
+    session: str | None = None
+    """Of a trajectory, and of a call that no gateway has joined to one."""
+    turn: int | None = None
+    """Which call of its session it is; None: it is a trajectory, or of no session."""
+    turns: "tuple[Turn, ...]" = ()
+    """The calls of a trajectory."""
+    reward: float | None = None
+    """Of a trajectory's session; None: it got none."""
+    session_end: SessionEnd | None = None
+    """Why the session of a trajectory ended."""
+
+    @property
+    def loss_mask(self) -> npt.NDArray[np.int8]:
+        """Return 1 for each token to train on, else 0. A token of a session has 1 in one of its trajectories."""
+        if not self.turns:
+            return np.ones(len(self.token_ids), np.int8)
+        mask = np.zeros(len(self.token_ids), np.int8)
+        for each in self.turns:
+            if each.is_trained:
+                mask[each.start : each.end] = 1
+        return mask
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """One call in a trajectory: tokens `start` to `end` (exclusive) of the trajectory were made in it."""
+
+    number: int
+    """Calls of a session are counted in the order in which they came."""
+    start: int
+    end: int
+    is_trained: bool
+    """Whether these tokens have loss mask 1 here: of the trajectories that share a call, the first trains it."""
+    forked: str | None
+    """Why it does not go on from an earlier call of its session; None: it does, or is the first."""
+    response: Response
+    """As it was generated: with its own seed and sampling, and with all tokens before it as its prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +178,7 @@ def response_of(
     for run in runs:
         versions[run.start : run.end] = run.version
     reason: EndReason = ended.reason
+    turn = prompt.turn
     return Response(
         group=ended.group,
         index=ended.index_in_group,
@@ -147,6 +194,8 @@ def response_of(
         metadata=msgspec.json.decode(prompt.metadata) if prompt.metadata else None,
         age=max((run.age for run in runs), default=0),
         since_submit=None if prompts.newest is None else _newer(prompts.newest, published),
+        session=None if turn is None else turn.session,
+        turn=None if turn is None else turn.turn,
     )
 
 

@@ -5,9 +5,11 @@ by one object, and comes again to the next one of its name until its batch is do
 """
 
 import asyncio
+import importlib
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable, Iterator, Sequence
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
@@ -18,12 +20,14 @@ from tensorhub import arguments
 from tensorhub._agent.call_spans import Tracing
 from tensorhub._control.registry_client import RegistryClient
 from tensorhub._rollouts import records
-from tensorhub._rollouts.collector import Collector, Place
+from tensorhub._rollouts.collector import Collector, Place, Ready
 from tensorhub._rollouts.manager_client import ManagerClient
 from tensorhub._rollouts.prompts import ID_CHARS_MAX, TOKENS_MAX, Prompt, Sampling, checked_prompts, checked_sampling
 from tensorhub._rollouts.responses import Response, Staleness, response_of, staleness_of
+from tensorhub._rollouts.trajectories import EndedSession
 from tensorhub.aio.lifetime import NotCopyable
 from tensorhub.aio.seeding import Seeding, SeedingClock, SeedingTrainer
+from tensorhub.aio.session_line import SessionLine
 from tensorhub_common.errors import AgentUnavailable, BadCommand, NoInstance, RolloutUnavailable, TensorHubError
 from tensorhub_common.observability.trace_context import AttributeValue, TraceContext
 from tensorhub_common.protocol.log.commands import VERSION_MAX
@@ -90,6 +94,8 @@ OWN_ID_BYTES_MAX: Final = 48
 
 READY_GRACE_S: Final = 0.5
 
+_GATEWAY: Final = "tensorhub_gateway.app.gateway"
+
 
 class AsyncBatch:
     """Some finished responses."""
@@ -109,7 +115,8 @@ class AsyncBatch:
     async def save(self, path: str | PathLike[str], responses: Iterable[Response] | None = None) -> None:
         """Append the responses to a file, one JSON object a line: `tensorhub replay` scores them again.
 
-        A line has all that made a response but the weights, and not its prompt's metadata. The versions that made it
+        A line has all that made a response but the weights, and not its prompt's metadata. A trajectory has a line for
+        each call that is trained in it. The versions that made it
         must still be in the hub when it is replayed (`hub.retain`, `hub.pin`). Save before `done`: a trainer that is
         killed between the two gets the responses again, and their lines may be there twice.
 
@@ -125,7 +132,7 @@ class AsyncBatch:
         """
         job, model = self._rollouts.job, self._rollouts.model
         chosen = self.responses if responses is None else tuple(responses)
-        found = [records.record_of(job, model, each) for each in chosen]
+        found = [records.record_of(job, model, made) for each in chosen for made in _generated(each)]
         await asyncio.to_thread(records.append, Path(path), found)
 
     async def done(self, *, timeout_s: float = SUBMIT_S) -> None:
@@ -189,6 +196,8 @@ class AsyncRollouts(NotCopyable):
         self._is_closed = False
         self._shards = shards
         self._clock = SeedingClock()
+        self._sessions: SessionLine | None = None
+        """The line of the gateway that is open."""
 
     def __repr__(self) -> str:
         return f"<rollouts {self.name!r} of {self.model!r} in job {self._manager.job!r}, epoch {self.epoch}>"
@@ -290,6 +299,9 @@ class AsyncRollouts(NotCopyable):
                 data = encode_prompts(submitted)
                 payload = Payload(await (await self._payloads()).put(self._manager.job, data), len(data))
                 self._keep(payload.digest, submitted)
+                if self._sessions is not None:
+                    calls = zip(entries, part, strict=True)
+                    self._collector.claim(entry.id for entry, (prompt, _) in calls if prompt.session is not None)
                 await self._say(lambda by: Submit(by, entries, payload), deadline, cause)  # noqa: B023 (called at once)
             groups += [each.id for each in entries]
         return groups
@@ -360,7 +372,7 @@ class AsyncRollouts(NotCopyable):
 
     async def _pick(
         self, count_min: int, *, whole_groups: bool, groups: Collection[str] | None, wait_s: float
-    ) -> list[EndedRequest]:
+    ) -> list[Ready]:
         """Return at least so many responses, or what is ready at the end of the wait, or of all; none: nothing is open.
 
         Raises as `batches`.
@@ -373,7 +385,7 @@ class AsyncRollouts(NotCopyable):
 
     async def _until_picked(
         self, count_min: int, *, whole_groups: bool, groups: Collection[str] | None, wait_s: float
-    ) -> list[EndedRequest]:
+    ) -> list[Ready]:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         collector = self._collector
@@ -383,22 +395,19 @@ class AsyncRollouts(NotCopyable):
         asked_of, answer = -1, ReadyAnswer()
         while True:
             self._check_open()
+            sessions = self._sessions
+            # Of before what is looked at: what is delivered behind that sets it.
+            delivered = None if sessions is None else sessions.delivered
             picked = collector.pick(count_min, whole_groups=whole_groups, groups=groups, all_of_them=False)
             if picked:
                 return picked
             if asked_of != self._seq:
                 # What this trainer has said since the last answer may have opened something.
                 left = parts
-            if not left:
+            if not left and (sessions is None or not sessions.may_come(groups)):
                 return collector.pick(0, whole_groups=whole_groups, groups=groups, all_of_them=True)
-            is_full = answer.is_full and answer.is_last
-            # Another task of this trainer may be about to say that what was yielded is done.
-            if is_full and asked_of == self._seq and collector.count and not self._not_done:
-                raise BadCommand(
-                    f"min_responses={count_min} can't be reached: {collector.count} finished responses fill the job's "
-                    "payloads, and no other begins until some are done: take fewer at a time, or give payloads more "
-                    "room (the runbook says how)"
-                )
+            if asked_of == self._seq:
+                self._check_room(count_min, answer)
             left_s = deadline - loop.time()
             # Who does not wait is told what is ready all the same.
             if left_s <= 0 and asked_of >= 0:
@@ -406,6 +415,11 @@ class AsyncRollouts(NotCopyable):
                 if picked:
                     return picked
                 raise self._nothing_ready(wait_s, answer)
+            if delivered is not None and not left:
+                # A session begins or ends here, and the manager knows nothing of it.
+                await _wait(delivered, min(left_s, WAIT_S_MAX))
+                left = parts
+                continue
             question = ReadyQuestion(
                 self._attachment,
                 self._seq,
@@ -414,15 +428,35 @@ class AsyncRollouts(NotCopyable):
                 groups=left[0],
             )
             # The answer to a question that waits until the deadline comes a moment after it.
-            found = await self._manager.ready(question, max(deadline, loop.time()) + READY_GRACE_S)
-            self._published, self._newest = found.published, max(found.published, default=None)
-            if collector.take(Place(question.after, question.after_request), found):
+            asked = self._manager.ready(question, max(deadline, loop.time()) + READY_GRACE_S)
+            found = await (asked if delivered is None else _unless(delivered, asked))
+            if found is not None and self._take(question, found):
                 asked_of, answer = question.seq, found
-                if found.is_last and not found.open:
-                    left = left[1:]
+                left = left[1:] if found.is_last and not found.open else left
+
+    def _take(self, question: ReadyQuestion, answer: ReadyAnswer) -> bool:
+        """Take an answer; False: another task has taken it."""
+        self._published, self._newest = answer.published, max(answer.published, default=None)
+        return self._collector.take(Place(question.after, question.after_request), answer)
+
+    def _check_room(self, count_min: int, answer: ReadyAnswer) -> None:
+        """Raise `BadCommand` where nothing goes on before some is done. `answer`: the manager's last."""
+        count = self._collector.count
+        # Another task of this trainer may be about to say that what was yielded is done.
+        if answer.is_full and answer.is_last and count and not self._not_done:
+            raise BadCommand(
+                f"min_responses={count_min} can't be reached: {count} finished responses fill the job's payloads, and "
+                "no other begins until some are done: take fewer at a time, or give payloads more room (the runbook "
+                "says how)"
+            )
 
     def _nothing_ready(self, wait_s: float, answer: ReadyAnswer) -> TensorHubError:
         """Return why no batch has come within the bound. `answer`: the manager's last."""
+        if self._sessions is not None and answer.instances:
+            return RolloutUnavailable(
+                f"nothing was ready after {wait_s:g} s, and {len(self._sessions.sessions)} sessions of the gateway are "
+                "open: one comes once its last reward is posted and its calls have ended"
+            )
         if not answer.instances:
             return NoInstance(
                 f"nothing was ready after {wait_s:g} s, and no instance generates with model {self.model!r}: "
@@ -435,7 +469,16 @@ class AsyncRollouts(NotCopyable):
             )
         return RolloutUnavailable(f"nothing was ready after {wait_s:g} s: see 'tensorhub rollouts'")
 
-    async def _batch(self, picked: list[EndedRequest]) -> AsyncBatch:
+    async def _batch(self, picked: list[Ready]) -> AsyncBatch:
+        alone = [each for each in picked if isinstance(each, EndedRequest)]
+        sessions = [each for each in picked if isinstance(each, EndedSession)]
+        responses = await self._read(alone)
+        responses += [made for each in sessions for made in each.trajectories]
+        requests = (*(each.request for each in alone), *(of for each in sessions for of in each.requests))
+        self._not_done += len(requests)
+        return AsyncBatch(self, requests, tuple(responses))
+
+    async def _read(self, picked: list[EndedRequest]) -> list[Response]:
         """Read the tokens of responses, each payload once."""
         self._note_published()
         stored: dict[str, tuple[StoredTokens, ...]] = {}
@@ -447,8 +490,7 @@ class AsyncRollouts(NotCopyable):
             tokens = None if ended.payload is None else stored[ended.payload][ended.index]
             prompts = await self._prompts_of(ended.prompts)
             responses.append(response_of(ended, prompts, tokens, self._published))
-        self._not_done += len(picked)
-        return AsyncBatch(self, tuple(each.request for each in picked), tuple(responses))
+        return responses
 
     async def _done(self, requests: tuple[RequestId, ...], timeout_s: float) -> None:
         self._check_open()
@@ -458,6 +500,87 @@ class AsyncRollouts(NotCopyable):
             async with self._saying:
                 await self._say(lambda by: Done(by, part), deadline)  # noqa: B023 (called at once)
         self._not_done -= len(requests)
+
+    # ------------------------------------------------------------------------------------------ sessions
+
+    def gateway(
+        self,
+        tokenizer: Any,  # noqa: ANN401 (a directory, or a tokenizer of transformers, which the SDK does not import)
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        api_key: str | None = None,
+        session_idle_s: float = 3600,
+        call_s: float = 600,
+    ) -> Any:  # noqa: ANN401 (tensorhub_gateway.app.gateway.Gateway; the SDK depends on no service)
+        """Serve agents and tools: an endpoint like OpenAI's, whose sessions `batches()` yields as trajectories.
+
+        A session is what has one `X-TensorHub-Session`; it ends with the reward that is posted to it. While the gateway
+        is open `batches()` waits for sessions, and ends by none being there only once it is closed. Needs the extra
+        `gateway`. One gateway of these rollouts is open at a time.
+
+        Examples:
+            >>> async with rollouts.gateway("./my-model", port=8000) as gateway:
+            ...     print("agents call", gateway.url)
+            ...     async for batch in rollouts.batches(min_responses=64):
+            ...         train(batch.responses)
+            ...         await batch.done()
+
+        Args:
+            tokenizer: A directory with the model's tokenizer and chat template, or a tokenizer of transformers.
+            host: Where it listens. Other machines reach none but an address of this one; give a key with such.
+            port: 0: one that is free, see `url`.
+            api_key: What clients must send; None: nothing.
+            session_idle_s: A session ends without a reward after so long without a call.
+            call_s: A call that has not ended after so long is cancelled.
+
+        Raises:
+            BadCommand: An argument is not possible, a gateway is open already, or the tokenizer can't be used.
+        """
+        self._check_open()
+        try:
+            make = importlib.import_module(_GATEWAY).Gateway
+        except ImportError as why:
+            raise BadCommand(f"a gateway needs the extra gateway ({why}): pip install 'tensorhub[gateway]'") from None
+        return make(
+            self._session_line,
+            tokenizer,
+            host=host,
+            port=port,
+            api_key=api_key,
+            session_idle_s=arguments.seconds("session_idle_s", session_idle_s),
+            call_s=arguments.seconds("call_s", call_s),
+        )
+
+    def _session_line(self) -> SessionLine:
+        """Return the line of a gateway that opens. Raises `BadCommand` where one is open."""
+        self._check_open()
+        if self._sessions is not None:
+            raise BadCommand("these rollouts have a gateway: close it, or attach to another name for a second one")
+
+        async def submit(prompts: Sequence[Prompt], sampling: Sampling) -> list[str]:
+            return await self.submit(prompts, sampling=sampling, group_size=1)
+
+        def leave() -> None:
+            self._sessions = None
+
+        self._sessions = SessionLine(
+            self.model,
+            self._sampling,
+            self._manager,
+            self._collector,
+            said=lambda: (self._attachment, self._seq),
+            submit=submit,
+            cancel=self.cancel,
+            read=self._read,
+            done=self._done_of_session,
+            leave=leave,
+        )
+        return self._sessions
+
+    async def _done_of_session(self, requests: tuple[RequestId, ...]) -> None:
+        self._not_done += len(requests)
+        await self._done(requests, SUBMIT_S)
 
     # ------------------------------------------------------------------------------------------ seeding
 
@@ -603,6 +726,33 @@ async def attached(rollouts: AsyncRollouts, timeout_s: float) -> AsyncRollouts:
     """Attach the rollouts to their name and return them."""
     await rollouts._attach(timeout_s)  # noqa: SLF001 (of this file)
     return rollouts
+
+
+async def _wait(event: asyncio.Event, wait_s: float) -> None:
+    """Wait until an event is set, for so long at most."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(wait_s):
+            await event.wait()
+
+
+async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, ReadyAnswer]) -> ReadyAnswer | None:
+    """Return what the work returns; None where the event is set before."""
+    working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        for task in (working, waiting):
+            task.cancel()
+        await asyncio.wait({working, waiting})
+
+
+def _generated(response: Response) -> Iterator[Response]:
+    """Yield the responses that engines generated of this one: itself, or the calls that are trained in it."""
+    if response.turns:
+        yield from (each.response for each in response.turns if each.is_trained)
+    else:
+        yield response
 
 
 def _one_of(what: str, said: object, possible: tuple[str, ...]) -> None:

@@ -126,6 +126,35 @@ class Rollouts(NotCopyable):
                 self._background.run(found.aclose())
 
     @contextmanager
+    def gateway(
+        self,
+        tokenizer: Any,  # noqa: ANN401 (as of its twin)
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        api_key: str | None = None,
+        session_idle_s: float = 3600,
+        call_s: float = 600,
+    ) -> Generator[Any, None, None]:
+        """Serve agents and tools, whose sessions `batches()` yields as trajectories; see `AsyncRollouts.gateway`.
+
+        Examples:
+            >>> with rollouts.gateway("./my-model", port=8000) as gateway:
+            ...     print("agents call", gateway.url)
+            ...     for batch in rollouts.batches(min_responses=64):
+            ...         batch.done()
+        """
+        run = self._background.run
+        gateway = self._twin.gateway(
+            tokenizer, host=host, port=port, api_key=api_key, session_idle_s=session_idle_s, call_s=call_s
+        )
+        run(gateway.__aenter__())
+        try:
+            yield gateway
+        finally:
+            run(gateway.__aexit__(None, None, None))
+
+    @contextmanager
     def seeding(
         self,
         engine: Any,  # noqa: ANN401 (as of its twin)

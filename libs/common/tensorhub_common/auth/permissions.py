@@ -45,7 +45,7 @@ ASKS_OF_PLANNER: Final = ("health.planner",)
 ASKS_OF_AGENTS: Final = ("open", "plan")
 ASKS_OF_ALL_PROCESSES: Final = ("transfers", "spans", "activity")
 """What every process answers for itself."""
-ASKS_OF_ROLLOUTS: Final = ("outcome", "ready", "seeding", "status", "why")
+ASKS_OF_ROLLOUTS: Final = ("follow", "outcome", "ready", "seeding", "status", "why")
 """What anybody with a job's credentials may ask the job's rollout manager."""
 ASKS_OF_CLIENTS: Final = (*ASKS_OF_REGISTRY, *ASKS_OF_PLANNER, *ASKS_OF_ALL_PROCESSES)
 

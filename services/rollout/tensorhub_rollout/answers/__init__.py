@@ -2,5 +2,5 @@
 
 `decisions`, `jobs` and `app` import it, and the simulator drives it. It reads `core` and `log`.
 
-Seams: `response_story`, `sdk`, `status`, `why`.
+Seams: `following`, `response_story`, `sdk`, `status`, `why`.
 """

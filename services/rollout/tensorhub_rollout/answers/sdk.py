@@ -29,13 +29,13 @@ LOCAL_ENGINES: Final = 1
 """A trainer seeds with one engine; instances are counted in units of it."""
 
 
-_REPLACED: Final = "another trainer has attached to this consumer since: only the latest gets its responses"
+REPLACED: Final = "another trainer has attached to this consumer since: only the latest gets its responses"
 
 
 def answer_outcome(state: RolloutState, recent: Mapping[int, Outcome], question: OutcomeQuestion) -> OutcomeAnswer:
     """Say what became of an entry. `recent`: outcomes of the latest entries; the state remembers the senders' last."""
     outcome = recent.get(question.seq)
-    consumer = _consumer_of(state, question.attachment or question.seq)
+    consumer = consumer_of(state, question.attachment or question.seq)
     epoch = 0 if consumer is None else consumer.epoch
     match outcome:
         case Refused(error=error, message=message):
@@ -54,7 +54,7 @@ def answer_outcome(state: RolloutState, recent: Mapping[int, Outcome], question:
 
 def newest_of(state: RolloutState, question: OutcomeQuestion, versions: Mapping[str, PublishedVersions]) -> int | None:
     """Return the newest version of the asking consumer's model. `versions`: by model."""
-    consumer = _consumer_of(state, question.attachment or question.seq)
+    consumer = consumer_of(state, question.attachment or question.seq)
     known = None if consumer is None else versions.get(consumer.model)
     return None if known is None else max(known.published, default=None)
 
@@ -84,9 +84,9 @@ def answer_ready(
 
     `instances`: by model, those that take requests. `is_full`: no group begins until some responses are done.
     """
-    consumer = _consumer_of(state, question.attachment)
+    consumer = consumer_of(state, question.attachment)
     if consumer is None:
-        return ReadyAnswer(error=StaleSender.__name__, message=_REPLACED)
+        return ReadyAnswer(error=StaleSender.__name__, message=REPLACED)
     ended = _ended_behind(state, consumer, question)
     page = [each for each, _ in zip(ended, range(question.count_max), strict=False)]
     known = versions.get(consumer.model)
@@ -114,9 +114,9 @@ def answer_seeding(
     `root_of` a model and a version: empty where it is not known. `is_watched`: the seeding before did not end by its
     time but as the manager said, so that it is learnt from how long it took.
     """
-    consumer = _consumer_of(state, question.attachment)
+    consumer = consumer_of(state, question.attachment)
     if consumer is None:
-        return SeedingAnswer(error=StaleSender.__name__, message=_REPLACED)
+        return SeedingAnswer(error=StaleSender.__name__, message=REPLACED)
     settings = SeedingSettings(gain=question.gain, initial_s=question.initial_s)
     meter, root = models[consumer.model].meter, root_of(consumer.model, question.version)
     # A trainer that asks first has not measured the steps before: those of another process, or without seeding.
@@ -142,7 +142,7 @@ def answer_seeding(
 
 def has_ready(state: RolloutState, question: ReadyQuestion) -> bool:
     """Tell whether a question would be answered otherwise than by 'nothing yet'."""
-    consumer = _consumer_of(state, question.attachment)
+    consumer = consumer_of(state, question.attachment)
     return (
         consumer is None
         or not _open_of(state, consumer, question.groups)
@@ -158,7 +158,8 @@ def _open_of(state: RolloutState, consumer: Consumer, groups: tuple[str, ...] | 
     return sum(state.submissions[submission].groups[index].open for submission, index in places)
 
 
-def _consumer_of(state: RolloutState, attachment: int) -> Consumer | None:
+def consumer_of(state: RolloutState, attachment: int) -> Consumer | None:
+    """Return the consumer whose live attachment this is."""
     return next((each for each in state.consumers.values() if each.attachment == attachment), None)
 
 

@@ -32,7 +32,13 @@ from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.decoding import MALFORMED
 from tensorhub_common.protocol.queries import QueryError
 from tensorhub_common.protocol.rollout.messages import Frame, Report, RunnerHeartbeat
-from tensorhub_common.protocol.rollout.questions import OutcomeQuestion, ReadyQuestion, SeedingQuestion, WhyQuestion
+from tensorhub_common.protocol.rollout.questions import (
+    FollowQuestion,
+    OutcomeQuestion,
+    ReadyQuestion,
+    SeedingQuestion,
+    WhyQuestion,
+)
 from tensorhub_common.runtime.supervision import Fault, Supervisor
 from tensorhub_common.service.systemd import serving
 from tensorhub_rollout.core.leader import LeaderLimits
@@ -182,6 +188,7 @@ class RolloutManager:
                 )
             )
         asks: dict[str, Callable[[Message], Awaitable[bytes]]] = {
+            "follow": self._on_follow,
             "outcome": self._on_outcome,
             "ready": self._on_ready,
             "seeding": self._on_seeding,
@@ -233,6 +240,9 @@ class RolloutManager:
         return _SILENCE
 
     # ------------------------------------------------------------------------------------------ the SDK
+
+    async def _on_follow(self, message: Message) -> bytes:
+        return await _answered(message, FollowQuestion, lambda question: self._job_of(message).follow(question))
 
     async def _on_outcome(self, message: Message) -> bytes:
         return await _answered(message, OutcomeQuestion, lambda question: self._job_of(message).outcome(question))

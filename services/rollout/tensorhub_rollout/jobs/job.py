@@ -32,6 +32,8 @@ from tensorhub_common.protocol.log.commands import Hold
 from tensorhub_common.protocol.rollout.entries import Lead, RequestId
 from tensorhub_common.protocol.rollout.messages import PublishedVersions
 from tensorhub_common.protocol.rollout.questions import (
+    FollowAnswer,
+    FollowQuestion,
     OutcomeAnswer,
     OutcomeQuestion,
     ReadyAnswer,
@@ -44,6 +46,7 @@ from tensorhub_common.protocol.rollout.questions import (
 )
 from tensorhub_common.protocol.subjects import command_subject
 from tensorhub_common.runtime.supervision import Supervisor, log_only
+from tensorhub_rollout.answers.following import Following
 from tensorhub_rollout.answers.sdk import answer_outcome, answer_ready, has_ready, newest_of
 from tensorhub_rollout.answers.status import status_of
 from tensorhub_rollout.answers.why import why_of
@@ -88,6 +91,8 @@ FOLD_S_MAX: Final = 2.0
 """So long a question waits for the entry that it names."""
 VERSION_S_MAX: Final = 1.0
 """So long a question waits for the version that it names."""
+FOLLOW_LOOK_S: Final = 0.02
+"""How often the responses of a question are looked at that waits for their tokens: frames come more seldom."""
 FOLD_BURST: Final = 64
 """Other work has its turn after this many entries."""
 CLAIM_AGAIN_S: Final = 1.0
@@ -438,6 +443,20 @@ class RolloutJob:
         leader = self.leader
         serving, is_full = ({}, False) if leader is None else (leader.fleet.serving(), leader.open_requests.is_full())
         return answer_ready(self.state, question, serving, self._published(), is_full=is_full)
+
+    async def follow(self, question: FollowQuestion) -> FollowAnswer:
+        """Say what is new of responses. Raises `RolloutUnavailable` as `ready`, and where this manager doesn't lead."""
+        await self._reach(question.seq)
+        leader, loop = self.leader, asyncio.get_running_loop()
+        if leader is None:
+            raise self._leads_not()
+        following, until = Following(self.state, question), loop.time() + question.wait_s
+        # Frames come far more often than this is looked at: nothing is done for a frame because of who follows.
+        while not (answer := following.answer(leader.responses)).rows and answer.error is None and loop.time() < until:
+            await asyncio.sleep(FOLLOW_LOOK_S)
+            if self.leader is not leader:
+                raise self._leads_not()
+        return answer
 
     def _published(self) -> dict[str, PublishedVersions]:
         return {model: seen.versions for model, seen in self._versions.seen.items()}

@@ -19,11 +19,20 @@ METADATA_BYTES_MAX: Final = 64 * 1024
 """Of one prompt."""
 
 
+class SubmittedTurn(msgspec.Struct, frozen=True, array_like=True):
+    """Which call of which session of a gateway a prompt is for."""
+
+    session: str
+    turn: int
+
+
 class SubmittedPrompt(msgspec.Struct, frozen=True, array_like=True):
     """One group's prompt: token ids, and the user's metadata as JSON, which no runner gets."""
 
     tokens: bytes
     metadata: Annotated[bytes, msgspec.Meta(max_length=METADATA_BYTES_MAX)] = b""
+    turn: SubmittedTurn | None = None
+    """Earlier releases read past it."""
 
 
 class SubmittedPrompts(msgspec.Struct, frozen=True):

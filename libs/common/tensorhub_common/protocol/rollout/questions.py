@@ -14,6 +14,11 @@ READY_MAX: Final = 512
 """Limit of the responses in one answer."""
 READY_GROUPS_MAX: Final = 1024
 """Limit of the groups that one question is about."""
+FOLLOW_PLACES_MAX: Final = 1024
+"""Limit of the responses that one question follows."""
+FOLLOW_BYTES_MAX: Final = 524_288
+"""Limit of the tokens and log-probabilities in one answer, but for one response's first token: NATS takes 1 MiB, and
+JSON writes four bytes for three."""
 WHY_REQUESTS_MAX: Final = 64
 """Limit of the responses in one answer to `why`, the first of the group."""
 WHY_CHARS_MAX: Final = 200
@@ -105,6 +110,46 @@ class ReadyAnswer(msgspec.Struct, frozen=True, tag="ready"):
     error: str | None = None
     message: str = ""
     is_full: bool = False
+
+
+class FollowedPlace(msgspec.Struct, frozen=True, array_like=True):
+    """A response of a group, and how many of its tokens the asker has."""
+
+    group: str
+    index: Count
+    tokens: Count
+
+
+class FollowQuestion(msgspec.Struct, frozen=True):
+    """Which tokens have these responses behind those that the asker has?
+
+    The answer is of a fold that has entry `seq`. It waits for so long, `wait_s`, until one of them has a token more.
+    """
+
+    attachment: Count
+    seq: Count
+    places: Annotated[tuple[FollowedPlace, ...], msgspec.Meta(max_length=FOLLOW_PLACES_MAX)]
+    wait_s: WaitS = 0.0
+
+
+class FollowedTokens(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens of the response of place number `place` of the question, from the asker's last one on, as in frames."""
+
+    place: int
+    tokens: bytes
+    logprobs: bytes
+
+
+class FollowAnswer(msgspec.Struct, frozen=True, tag="follow"):
+    """What is new of the responses that were asked about, as far as it has room; none: nothing yet.
+
+    A response that has ended, or that this manager has not heard of yet, has no row. `error`: the attachment is over,
+    and `message` says why.
+    """
+
+    rows: tuple[FollowedTokens, ...] = ()
+    error: str | None = None
+    message: str = ""
 
 
 class SeedingState(msgspec.Struct, frozen=True):
