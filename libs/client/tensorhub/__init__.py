@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tensorhub._rollouts.responses import RunEngine as RunEngine
     from tensorhub._rollouts.responses import Staleness as Staleness
     from tensorhub._rollouts.responses import TokenRun as TokenRun
+    from tensorhub._rollouts.responses import Turn as Turn
     from tensorhub.aio.hub import AsyncHub as AsyncHub
     from tensorhub.aio.hub import connect_async as connect_async
     from tensorhub.aio.rollouts import AsyncBatch as AsyncBatch
@@ -76,6 +77,7 @@ _MODULES = {
     "Staleness": "tensorhub._rollouts.responses",
     "TensorSpec": "tensorhub.specs",
     "TokenRun": "tensorhub._rollouts.responses",
+    "Turn": "tensorhub._rollouts.responses",
     "VersionInfo": "tensorhub_common.protocol.queries",
     "Watched": "tensorhub._control.watch",
     "WhyAnswer": "tensorhub_common.protocol.rollout.questions",
