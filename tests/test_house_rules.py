@@ -57,6 +57,7 @@ UNSUPERVISED_BUT: Final = {
     "libs/common/tensorhub_common/telemetry/process.py": "threads of the process's last moments",
     "libs/client/tensorhub/sync/loop_thread.py": "the thread in which the SDK's event loop itself runs",
     "libs/client/tensorhub/aio/hub.py": "tasks that are awaited where they are made",
+    "libs/client/tensorhub/aio/rollouts.py": "a question and an event, both awaited where they are made",
     "libs/client/tensorhub/aio/lifetime.py": "the end of a dropped hub, which has no owner left",
     "libs/client/tensorhub/_tensors/segment_mapping.py": "a timer for the kernel's unmap, begun by a finalizer",
     "libs/client/tensorhub/_tensors/device_memory.py": "a thread for the driver's unmap, begun by a finalizer",

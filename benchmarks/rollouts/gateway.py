@@ -44,7 +44,7 @@ from tensorhub_gateway.sessions.session import ChatAsked
 
 MODEL: Final = "policy"
 ENGINE: Final = "tests.kit.fake_engine:load"
-READY_S: Final = 120.0
+READY_S: Final = 300.0
 RUNNERS: Final = 2
 SLOTS: Final = 128
 """Of one runner."""
@@ -69,7 +69,7 @@ async def serve_gateway(directory: Path, tokens: int) -> None:
     """Be the trainer: take sessions and acknowledge them."""
     found = hub_file.read(directory / "hub")
     async with await tensorhub.connect_async("default", agent=found.agents[0].socket, nats=found.nats_all) as hub:
-        policy = await hub.register(MODEL, {WEIGHT: torch.ones(1)}, replica="trainer")
+        policy = await hub.register(MODEL, {WEIGHT: torch.ones(16)}, replica="trainer")
         await policy.publish()
         sampling = tensorhub.Sampling(max_tokens=tokens, seed=3)
         rollouts = await hub.rollouts(MODEL, staleness=1 << 20, sampling=sampling)
@@ -84,7 +84,7 @@ async def serve_gateway(directory: Path, tokens: int) -> None:
 async def serve_plain(directory: Path, tokens: int) -> None:
     """Step one engine and stream what it makes."""
     tokenizer, module = ChatTokenizer(directory / "model"), torch.nn.Module()
-    module.register_parameter(WEIGHT, torch.nn.Parameter(torch.ones(1), requires_grad=False))
+    module.register_parameter(WEIGHT, torch.nn.Parameter(torch.ones(16), requires_grad=False))
     engine = FakeEngine(RUNNERS * SLOTS, module, "plain")
     waiting: dict[Attempt, asyncio.Queue[tuple[bytes, bool]]] = {}
     numbers = iter(range(1, 1 << 40))
@@ -143,7 +143,8 @@ async def endpoint(
     try:
         assert process.stdout is not None
         async with asyncio.timeout(READY_S):
-            yield int(await process.stdout.readline()), process.pid
+            port = int(await process.stdout.readline())
+        yield port, process.pid
     finally:
         process.kill()
         await process.wait()

@@ -3,8 +3,8 @@
 import asyncio
 import re
 import socket
-import subprocess
 import sys
+from asyncio.subprocess import PIPE
 from pathlib import Path
 from typing import Final
 
@@ -25,17 +25,27 @@ def free_port() -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 async def test_the_agents_of_the_guide_train_their_model(tmp_path: Path) -> None:
-    port, here = free_port(), f"import os\nos.chdir({str(tmp_path)!r})\n"
-    waits = f"import socket, time\nwhile socket.socket().connect_ex(('127.0.0.1', {port})):\n    time.sleep(0.1)\n"
-    await asyncio.to_thread(subprocess.run, [sys.executable, "-c", MODEL], cwd=tmp_path, check=True)
-    async with running_hub(tmp_path / "hub", 1, rollouts=LocalRollouts(2, model=tmp_path / "my-model")) as hub:
-        (code, out, err), (agents, _, wrong) = await asyncio.gather(
-            hub.run(here + TRAINER.replace("8100", port)), hub.run(waits + AGENTS.replace("8100", port))
+    port = free_port()
+
+    async def program(text: str, environment: dict[str, str] | None = None) -> asyncio.subprocess.Process:
+        said = text.replace("8100", port)
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-c", said, cwd=tmp_path, env=environment, stdout=PIPE, stderr=PIPE
         )
-    assert (code, err, agents, wrong) == (0, "", 0, "")
-    steps = [(int(step), float(reward)) for step, _, reward in STEP.findall(out)]
-    assert [step for step, _ in steps] == [*range(10)]
+
+    assert await (await program(MODEL)).wait() == 0
+    async with running_hub(tmp_path / "hub", 1, rollouts=LocalRollouts(2, model=tmp_path / "my-model")) as hub:
+        trainer = await program(TRAINER, hub.environment())
+        assert trainer.stdout is not None
+        assert await trainer.stdout.readline() == f"agents call http://127.0.0.1:{port}/v1\n".encode()
+        agents = await program(AGENTS, hub.environment())
+        (out, err), (_, wrong) = await asyncio.gather(trainer.communicate(), agents.communicate())
+    assert (trainer.returncode, err.decode(), agents.returncode, wrong.decode()) == (0, "", 0, "")
+    steps = [(int(step), float(reward)) for step, _, reward in STEP.findall(out.decode())]
+    assert [step for step, _ in steps] == [*range(len(steps))]
     assert steps[-1][1] > steps[0][1] + 1
-    assert [STEP.search(line) is not None for line in PAGE.splitlines() if line.startswith("step ")] == [True] * 10
+    print(out.decode())
+    said = [STEP.search(line) is not None for line in PAGE.splitlines() if line.startswith("step ")]
+    assert said == [True] * len(steps)

@@ -262,6 +262,12 @@ class AsyncRollouts(NotCopyable):
         with self._tracing.root(SUBMIT, told) as call:
             return await self._submit(given, size, order, pinned, drawn, deadline, call.context)
 
+    async def _submit_calls(self, calls: Sequence[Prompt], sampling: Sampling) -> list[str]:
+        """Submit calls of a gateway, which takes their responses. Raises as `submit`."""
+        deadline = asyncio.get_running_loop().time() + SUBMIT_S
+        given = list(checked_prompts(calls))
+        return await self._submit(given, 1, 0, None, checked_sampling(sampling), deadline, None, is_claimed=True)
+
     async def _submit(
         self,
         given: list[tuple[Prompt, SubmittedPrompt]],
@@ -271,8 +277,13 @@ class AsyncRollouts(NotCopyable):
         drawn: messages.Sampling,
         deadline: float,
         cause: TraceContext | None,
+        *,
+        is_claimed: bool = False,
     ) -> list[str]:
-        """Submit checked prompts, in as many entries as they take, and return the ids of their groups."""
+        """Submit checked prompts, in as many entries as they take, and return the ids of their groups.
+
+        `is_claimed`: a gateway takes their responses.
+        """
         groups: list[str] = []
         while given:
             part = _part(given)
@@ -299,9 +310,9 @@ class AsyncRollouts(NotCopyable):
                 data = encode_prompts(submitted)
                 payload = Payload(await (await self._payloads()).put(self._manager.job, data), len(data))
                 self._keep(payload.digest, submitted)
-                if self._sessions is not None:
-                    calls = zip(entries, part, strict=True)
-                    self._collector.claim(entry.id for entry, (prompt, _) in calls if prompt.session is not None)
+                if is_claimed:
+                    # Before any of them can end.
+                    self._collector.claim(each.id for each in entries)
                 await self._say(lambda by: Submit(by, entries, payload), deadline, cause)  # noqa: B023 (called at once)
             groups += [each.id for each in entries]
         return groups
@@ -558,9 +569,6 @@ class AsyncRollouts(NotCopyable):
         if self._sessions is not None:
             raise BadCommand("these rollouts have a gateway: close it, or attach to another name for a second one")
 
-        async def submit(prompts: Sequence[Prompt], sampling: Sampling) -> list[str]:
-            return await self.submit(prompts, sampling=sampling, group_size=1)
-
         def leave() -> None:
             self._sessions = None
 
@@ -570,7 +578,7 @@ class AsyncRollouts(NotCopyable):
             self._manager,
             self._collector,
             said=lambda: (self._attachment, self._seq),
-            submit=submit,
+            submit=self._submit_calls,
             cancel=self.cancel,
             read=self._read,
             done=self._done_of_session,

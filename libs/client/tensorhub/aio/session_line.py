@@ -26,6 +26,8 @@ from tensorhub_common.protocol.rollout.questions import (
     ReadyQuestion,
 )
 
+FOLLOW_S: Final = 0.1
+"""So long a question for tokens waits: calls that begin meanwhile are asked about with the next one."""
 LEADER_S: Final = 60.0
 """So long a gateway waits for a leading manager before its calls fail."""
 
@@ -88,7 +90,7 @@ class SessionLine:
         """
         groups = list(have)[:FOLLOW_PLACES_MAX]
         places = tuple(FollowedPlace(group, 0, have[group]) for group in groups)
-        question = FollowQuestion(*self._said(), places, wait_s=WAIT_S_MAX)
+        question = FollowQuestion(*self._said(), places, wait_s=FOLLOW_S)
         answer = await self._manager.follow(question, asyncio.get_running_loop().time() + LEADER_S)
         return {
             groups[row.place]: MadeTokens(np.frombuffer(row.tokens, "<i4"), np.frombuffer(row.logprobs, "<f4"))

@@ -21,13 +21,14 @@ from typing import Any, Final, NoReturn, Self, TypeVar
 import numpy as np
 import uvicorn
 
+from tensorhub import Response, Sampling
 from tensorhub._rollouts.prompts import PROMPT_TOKENS_MAX
 from tensorhub._rollouts.trajectories import Call, EndedSession, trajectory_of
 from tensorhub.aio.session_line import EndedCall, SessionLine
 from tensorhub_common.errors import BadCommand, TensorHubError
 from tensorhub_common.observability.logs import logger
 from tensorhub_common.protocol.rollout.entries import RequestId
-from tensorhub_common.runtime.supervision import Supervisor, log_only
+from tensorhub_common.runtime.supervision import Fault, Supervisor, log_only
 from tensorhub_gateway.api.calls import CallAsked, SamplingAsked
 from tensorhub_gateway.api.refusals import Refusal, bad, unavailable
 from tensorhub_gateway.app.open_calls import OpenCall, OpenCalls
@@ -45,8 +46,6 @@ from tensorhub_gateway.sessions.messages import for_template
 from tensorhub_gateway.sessions.session import Asked, ChatAsked, Session, TextAsked, Turn
 from tensorhub_gateway.sessions.table import End, SessionError, Sessions
 from tensorhub_gateway.sessions.tools import HermesParser, NoTools, ToolParser
-
-from tensorhub import Response, Sampling  # isort: skip
 
 CALLS_MAX: Final = 8192
 """Limit of the calls that are under way."""
@@ -116,20 +115,27 @@ class Gateway:
 
     async def __aenter__(self) -> Self:
         """Listen. Raises `BadCommand` where the tokenizer can't be used, the port is taken, or one is open already."""
-        self.tokenizer = await self._in_thread(partial(ChatTokenizer, self._given))
-        listening = _listening(self.host, self.port)
         try:
-            self._line = line = self._make_line()
+            self.tokenizer = await self._in_thread(partial(ChatTokenizer, self._given))
+            listening = _listening(self.host, self.port)
+            try:
+                self._line = line = self._make_line()
+            except BaseException:
+                listening.close()
+                raise
         except BaseException:
-            listening.close()
+            self._thread.shutdown(wait=False)
             raise
         self.port = listening.getsockname()[1]
         self.calls = OpenCalls(line, self._take_orphan)
-        self._work.start(self.calls.submit_always(), "submitting calls")
-        self._work.start(self.calls.cancel_always(), "cancelling calls")
-        self._work.start(self.calls.follow_always(), "following tokens")
-        self._work.start(self.calls.end_always(), "taking the ends of calls")
-        self._work.start(self._end_sessions_always(), "ending sessions")
+        for loop, what in (
+            (self.calls.submit_always(), "submitting calls"),
+            (self.calls.cancel_always(), "cancelling calls"),
+            (self.calls.follow_always(), "following tokens"),
+            (self.calls.end_always(), "taking the ends of calls"),
+            (self._end_sessions_always(), "ending sessions"),
+        ):
+            self._work.start(loop, what, on_fault=self._failed)
         from tensorhub_gateway.app.http import web_application  # noqa: PLC0415 (it imports this module)
 
         config = uvicorn.Config(
@@ -144,8 +150,13 @@ class Gateway:
             server_header=False,
         )
         self._server = _Server(config)
-        self._serving = self._work.start(self._server.serve([listening]), "serving HTTP")
+        self._serving = self._work.start(self._server.serve([listening]), "serving HTTP", on_fault=self._failed)
         return self
+
+    def _failed(self, fault: Fault) -> None:
+        """Take no further call once a loop has failed: its calls would wait for nothing."""
+        self._is_closing = True
+        self.calls.fail_all(unavailable(500, f"the gateway has failed: {fault}", "internal"))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -179,7 +190,7 @@ class Gateway:
                 param="model",
             )
         if self._is_closing:
-            raise unavailable(503, "the gateway is being closed", "unavailable")
+            raise unavailable(503, "the gateway takes no calls: it is being closed, or has failed", "unavailable")
         if self.calls.count >= CALLS_MAX:
             raise Refusal(429, f"{CALLS_MAX} calls are under way: call again later", code="rate_limit_exceeded")
         sampling = self._sampling(asked.sampling)

@@ -12,14 +12,13 @@ from typing import Final, NoReturn
 
 import numpy as np
 
+from tensorhub import Prompt, Sampling
 from tensorhub.aio.session_line import EndedCall, SessionLine
-from tensorhub_common.errors import BadPrompt, TensorHubError
+from tensorhub_common.errors import BadPrompt, RolloutUnavailable, TensorHubError
 from tensorhub_common.observability.logs import logger
 from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_gateway.api.refusals import Refusal, bad, unavailable
 from tensorhub_gateway.sessions.session import Session, Turn
-
-from tensorhub import Prompt, Sampling  # isort: skip
 
 SUBMITTED_TOGETHER_MAX: Final = 256
 """Limit of the calls of one submission."""
@@ -186,9 +185,11 @@ class OpenCalls:
             try:
                 found = await self._line.ended()
             except TensorHubError as why:
-                _log.warning("the ends of calls can't be had", calls=len(self._submitted), why=str(why))
-                for call in self._submitted.values():
-                    call.fail(unavailable(503, str(why), "unavailable"))
+                _log.warning("the ends of calls can't be had yet", calls=len(self._submitted), why=str(why))
+                # What else fails is asked again: a call waits for as long as it may.
+                if isinstance(why, RolloutUnavailable):
+                    for call in self._submitted.values():
+                        call.fail(unavailable(503, str(why), "unavailable"))
                 await asyncio.sleep(AGAIN_S)
                 continue
             for ended in found:

@@ -3,5 +3,5 @@
 It decides no placement by itself: `decisions` has the policies that do. `answers`, `decisions`, `jobs` and `app`
 import it, and the simulator drives it.
 
-Seams: `leader`, `leader_events`, `lengths`, `open_requests`, `version_arrivals`, `waiting`.
+Seams: `leader`, `leader_events`, `lengths`, `open_requests`, `responses`, `version_arrivals`, `waiting`.
 """

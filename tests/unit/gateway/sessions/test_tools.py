@@ -1,6 +1,6 @@
 """Calls of tools in text, whole and as it comes."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tensorhub_gateway.sessions.messages import Reply, ToolCall, meaning_of, message_of
@@ -44,6 +44,8 @@ def test_messages_that_mean_the_same_have_one_digest() -> None:
 PARTS = st.lists(st.sampled_from([CALL, "<", "<tool", " ", "\n", "a", "_call>", "<tool_call>", "é"]), max_size=6)
 
 
+@example(["a", " ", CALL], [])
+@example(["a", " ", "\n", CALL], [2, 3, 1])
 @given(PARTS, st.lists(st.integers(1, 9), max_size=30))
 def test_what_is_said_as_it_comes_is_what_the_whole_says(parts: list[str], cuts: list[int]) -> None:
     text = "".join(parts)
