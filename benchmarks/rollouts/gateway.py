@@ -73,8 +73,8 @@ async def serve_gateway(directory: Path, tokens: int) -> None:
         await policy.publish()
         sampling = tensorhub.Sampling(max_tokens=tokens, seed=3)
         rollouts = await hub.rollouts(MODEL, staleness=1 << 20, sampling=sampling)
-        while sum(each.state == "serving" for each in (await rollouts.status()).instances) < RUNNERS:
-            await asyncio.sleep(0.1)  # noqa: ASYNC110 (another process knows)
+        while sum(each.state == "serving" for each in (await rollouts.status()).instances) < RUNNERS:  # noqa: ASYNC110 (another process knows)
+            await asyncio.sleep(0.1)
         async with rollouts.gateway(directory / "model") as gateway:
             print(json.dumps(gateway.port), flush=True)
             async for batch in rollouts.batches(wait_s=3600):
@@ -126,8 +126,8 @@ async def serve_plain(directory: Path, tokens: int) -> None:
     async with asyncio.TaskGroup() as group:
         group.create_task(step_always())
         group.create_task(server.serve())
-        while not server.started:
-            await asyncio.sleep(0.01)  # noqa: ASYNC110 (the server has no event for it)
+        while not server.started:  # noqa: ASYNC110 (the server has no event for it)
+            await asyncio.sleep(0.01)
         print(json.dumps(server.servers[0].sockets[0].getsockname()[1]), flush=True)
 
 

@@ -46,6 +46,5 @@ async def test_the_agents_of_the_guide_train_their_model(tmp_path: Path) -> None
     steps = [(int(step), float(reward)) for step, _, reward in STEP.findall(out.decode())]
     assert [step for step, _ in steps] == [*range(len(steps))]
     assert steps[-1][1] > steps[0][1] + 1
-    print(out.decode())
     said = [STEP.search(line) is not None for line in PAGE.splitlines() if line.startswith("step ")]
     assert said == [True] * len(steps)
