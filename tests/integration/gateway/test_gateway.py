@@ -25,6 +25,8 @@ from tensorhub.local.hub import LocalRollouts
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.long]
 
 MODEL: Final = "policy"
+NEVER: Final = 1 << 20
+"""No token of the model: each answer is as long as it may be."""
 HI: Final = [{"role": "user", "content": "the thing"}]
 TOOL: Final = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 
@@ -38,7 +40,7 @@ class Trainer:
 
     @asynccontextmanager
     async def serving(self, name: str, max_tokens: int = 24, **more: Any) -> AsyncIterator["Serving"]:
-        sampling = tensorhub.Sampling(max_tokens=max_tokens, seed=1)
+        sampling = tensorhub.Sampling(max_tokens=max_tokens, seed=1, stop_token_ids=(NEVER,))
         rollouts = await self.here.rollouts(MODEL, name=name, sampling=sampling)
         async with (
             rollouts.gateway(self.model, **more) as gateway,
