@@ -91,3 +91,13 @@ def test_what_is_no_sampling_is_refused(given: Any) -> None:
 def test_a_sampling_that_can_not_be_is_refused(wrong: dict[str, Any], why: str) -> None:
     with pytest.raises(tensorhub.BadPrompt, match=re.escape(why)):
         checked_sampling(replace(Sampling(), **wrong))
+
+
+def test_a_prompt_has_a_session_and_a_turn_or_neither() -> None:
+    sent = Prompt([1], session="s", turn=3).checked().turn
+    assert sent is not None
+    assert (sent.session, sent.turn) == ("s", 3)
+    assert Prompt([1]).checked().turn is None
+    for session, turn in (("s", None), (None, 1), ("", 1), ("s", -1)):
+        with pytest.raises(tensorhub.BadPrompt):
+            Prompt([1], session=session, turn=turn).checked()
