@@ -26,6 +26,8 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(6 *
 RESPONSES = 100
 TOKENS = 200
 KILLS = 5
+INTERRUPTED = 24
+"""Responses that run when a version comes: all at once, in the slots of two runners."""
 VERSIONS = 4
 EPSILON = 1e-3
 """Greedy tokens may differ where the two likeliest are closer than this, in logits."""
@@ -121,12 +123,20 @@ async def test_what_runs_during_an_update_ends_or_goes_on_as_it_is_said(
             await server.holds(first)
         sampling = Sampling(max_tokens=400, temperature=1.0, seed=3)
         rollouts = await trainer.hub.rollouts("policy", sampling=sampling, staleness=1, on_update=on_update)
-        await rollouts.submit(prompts(8))
-        await until(lambda: running(servers[0]), "the server has requests", START_S)
+        await rollouts.submit(prompts(INTERRUPTED))
+
+        async def are_running() -> bool:
+            return sum([await running(each) for each in servers]) == INTERRUPTED
+
+        await until(are_running, "the servers have all requests", START_S)
         second = await trainer.publish(2)
-        came = [each async for batch in rollouts.batches(min_responses=8, wait_s=START_S) for each in batch.responses]
+        came = [
+            each
+            async for batch in rollouts.batches(min_responses=INTERRUPTED, wait_s=START_S)
+            for each in batch.responses
+        ]
         await rollouts.close()
-    assert len(came) == 8
+    assert len(came) == INTERRUPTED
     for each in came:
         assert (each.finish_reason, len(each.token_ids)) == ("length", 400)
         assert set(each.versions.tolist()) <= {first, second}
