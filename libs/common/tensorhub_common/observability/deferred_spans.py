@@ -1,9 +1,10 @@
 """Spans that are made a little later than what they tell of, so that the hot path makes none."""
 
 import asyncio
+import os
 from collections import deque
 from collections.abc import Callable
-from random import getrandbits
+from random import Random
 from typing import Final
 from weakref import WeakSet
 
@@ -33,18 +34,26 @@ STORIES_MAX: Final = 1024
 """Limit of finished stories that wait for their spans; the oldest are dropped."""
 
 
+# Of its own: a program that seeds `random`, as trainers do, gets the numbers that it expects, and other ids than the
+# next one with the same seed.
+_chance: Final = Random()  # noqa: S311 (an id is no secret)
+os.register_at_fork(after_in_child=_chance.seed)
+random_bits: Final = _chance.getrandbits
+"""Draws ids, in a child that was forked other ones than in its parent."""
+
+
 MakeSpans = Callable[[], None]
 """Makes the spans of what is over."""
 
 
 def new_span_id() -> str:
     """Return an id that no other span has."""
-    return f"{getrandbits(SPAN_ID_BITS) or 1:016x}"
+    return f"{random_bits(SPAN_ID_BITS) or 1:016x}"
 
 
 def new_trace_id() -> str:
     """Return an id that no other trace has."""
-    return f"{getrandbits(TRACE_ID_BITS) or 1:032x}"
+    return f"{random_bits(TRACE_ID_BITS) or 1:032x}"
 
 
 _waiting: Final[WeakSet["DeferredSpans"]] = WeakSet()

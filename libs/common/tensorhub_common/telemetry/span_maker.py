@@ -10,7 +10,6 @@ nothing.
 """
 
 from collections.abc import Callable, Iterable
-from random import getrandbits
 from typing import Final, Self
 
 from opentelemetry import trace
@@ -19,7 +18,7 @@ from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, Status, StatusCode, TraceFlags
 
-from tensorhub_common.observability.deferred_spans import new_span_id
+from tensorhub_common.observability.deferred_spans import new_span_id, random_bits
 from tensorhub_common.observability.trace_context import HEX, SpanRecord, TraceContext
 
 NAME: Final = "tensorhub"
@@ -55,7 +54,7 @@ class SpanMaker:
 
     def new_trace(self, name: str) -> TraceContext:
         """Give out the place of a root span with this name; the provider's sampler decides about its trace."""
-        trace_id = getrandbits(TRACE_ID_BITS) or 1
+        trace_id = random_bits(TRACE_ID_BITS) or 1
         decision = self._tracer.sampler.should_sample(None, trace_id, name).decision
         return TraceContext(f"{trace_id:032x}", new_span_id(), decision is Decision.RECORD_AND_SAMPLE)
 

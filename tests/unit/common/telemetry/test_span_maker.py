@@ -1,6 +1,8 @@
 """Spans made of records: ids as they were given out, the provider's own sampler, and no harm to who goes on."""
 
 import asyncio
+import os
+import random
 import threading
 import time
 from contextlib import suppress
@@ -20,6 +22,8 @@ from tensorhub_common.observability.deferred_spans import (
     TURN_STORIES_MAX,
     DeferredSpans,
     flush_deferred_spans,
+    new_span_id,
+    new_trace_id,
 )
 from tensorhub_common.observability.span_cost import CpuAccount
 from tensorhub_common.observability.trace_context import SpanRecord, finished_span
@@ -157,3 +161,27 @@ def test_processor_time_counts_and_waiting_does_not_and_threads_are_summed() -> 
     for thread in threads:
         thread.join()
     assert account.spent_s >= 0.06, "who fails counts, too"
+
+
+def test_a_program_that_seeds_chance_gets_its_numbers_and_ids_of_its_own() -> None:
+    """Trainers seed `random`, two of them often alike."""
+    random.seed(3)
+    expected = random.random()
+    ids = set()
+    for _ in range(2):
+        random.seed(3)
+        ids |= {new_trace_id(), new_span_id()}
+        assert random.random() == expected
+    assert len(ids) == 4
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_draws_other_ids_than_its_parent() -> None:
+    reader, writer = os.pipe()
+    if not os.fork():
+        os.write(writer, new_trace_id().encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as told:
+        assert told.read() != new_trace_id()
+    os.wait()
