@@ -35,6 +35,9 @@ class FakeVllm:
     """What its responses say that they are of; None: the truth."""
     breaks_after: int | None = None
     """Its streams break off without an end after as many tokens."""
+    gives_logprobs: bool = True
+    errs_after: int | None = None
+    """Its streams say that the engine has failed after as many tokens."""
     is_busy: bool = False
     holds_new: bool = False
     """New requests wait until it goes on, as those that come while it stands still."""
@@ -183,6 +186,9 @@ class FakeVllm:
         for count in range(sampling["max_tokens"]):
             if self.breaks_after == count:
                 return
+            if self.errs_after == count:
+                await answer.write(b'data: {"error": {"message": "the engine is dead", "code": 500}}\n\n')
+                return
             position = made_before + count
             token = token_of(asked["token_ids"][1], position)
             reason = "stop" if token in sampling["stop_token_ids"] else None
@@ -201,7 +207,7 @@ class FakeVllm:
         choice = {
             "index": 0,
             "token_ids": [token],
-            "logprobs": {"content": [{"token_id": token, "logprob": logprob}]},
+            "logprobs": {"content": [{"token_id": token, "logprob": logprob}]} if self.gives_logprobs else None,
             "finish_reason": reason,
             "weight_versions": spans if reason else None,
         }

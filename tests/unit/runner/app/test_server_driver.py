@@ -51,8 +51,12 @@ class Told:
             if each.is_current:
                 self.current.add(each.attempt)
 
+    kept: int = 0
+    """How many tokens were told of when the server was lost."""
+
     def lose(self) -> None:
         self.lost += 1
+        self.kept = sum(map(len, self.tokens.values()))
 
 
 @asynccontextmanager
@@ -206,6 +210,25 @@ async def test_a_server_that_goes_away_is_lost_once_and_what_came_is_kept(fake: 
         await change(driver, 2)
         driver.do(begin(OTHER, 5))
         await until(lambda: OTHER in told.finished)
+
+
+async def test_what_came_before_an_engine_failed_is_told_of_before_the_loss(fake: FakeVllm) -> None:
+    fake.errs_after = 4
+    async with driven(fake) as (driver, told):
+        driver.do(begin(ONE, 10))
+        await until(lambda: told.lost)
+        assert told.kept == 4
+
+
+async def test_a_server_that_is_lost_while_it_stands_still_is_told_of_by_who_changes_its_weights(
+    fake: FakeVllm,
+) -> None:
+    async with driven(fake) as (driver, told):
+        fake.fails.add("/pause")
+        async with driver.between_steps:
+            await driver.stand_still()
+            assert await driver.weights_changed() is None
+        assert told.lost == 0
 
 
 async def test_weights_that_somebody_else_has_changed_end_the_response_and_the_trust(fake: FakeVllm) -> None:

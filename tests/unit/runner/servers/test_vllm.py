@@ -152,3 +152,9 @@ async def test_a_stream_that_breaks_off_has_no_reason(server: VllmServer, fake: 
     fake.breaks_after = 2
     came = await all_of(server, Sampling(5, SEED))
     assert [each.reason for each in came] == [None, None]
+
+
+async def test_tokens_without_log_probabilities_are_not_taken(server: VllmServer, fake: FakeVllm) -> None:
+    fake.gives_logprobs = False
+    with pytest.raises(ServerLost, match="1 tokens with 0 log-probabilities"):
+        await all_of(server, Sampling(5, SEED))
