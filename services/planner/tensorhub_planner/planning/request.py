@@ -14,7 +14,7 @@ from tensorhub_common.errors import BadCommand, LayoutMismatch, TensorHubError, 
 from tensorhub_common.protocol.plans import Plan, PlanAnswer, PlanRequest, Refusal
 from tensorhub_common.protocol.ranges import merge_ranges, total_count
 from tensorhub_planner.catalog_view.catalog_replica import CatalogReplica
-from tensorhub_planner.catalog_view.holders import Candidates, is_held, registered_layouts, replica_layouts
+from tensorhub_planner.catalog_view.holders import Candidates, is_held, replica_layouts
 from tensorhub_planner.compiler.compiler import CompiledProgram
 from tensorhub_planner.load.ledger import LoadLedger
 from tensorhub_planner.planning.decision import PlanDecision, ProgramPlanDecision, found_in
@@ -161,11 +161,13 @@ class DemandPlanner:
         return named
 
     async def _could_be(self, demand: PlanRequest, found: Candidates) -> bool:
-        """Tell whether all shards that are registered, also those that are lost or empty now, could fill the reader."""
-        fold = await self._knowledge.fold(demand.at_seq)
-        every = LayoutSet(registered_layouts(fold.catalog, demand), found.of_replica.originals)
+        """Tell whether what was published could fill the reader, if shards had it that are lost or empty now.
+
+        Who else is registered does not count: two readers that lack the same tensor would wait for each other.
+        """
+        originals = found.of_replica.originals
         try:
-            await self._knowledge.compiled(found.seat.layout, every)
+            await self._knowledge.compiled(found.seat.layout, LayoutSet(originals, originals))
         except LayoutMismatch:
             return False
         return True

@@ -184,6 +184,14 @@ def test_what_cannot_be_filled_is_refused_for_now_or_for_ever(*, lost: bool, err
     assert ("Register it with tensors of the same names" in refusal.reason) is not lost
 
 
+def test_another_reader_that_lacks_the_same_tensor_is_not_waited_for() -> None:
+    wanted = layout_of([TensorEntry(name, "uint8", 1, (4, 2), (4, 2), (0, 0)) for name in "abe"])
+    planner = Planner([layout_of(wanted.tensors[:2])], engine=[wanted], other=[wanted])
+    refusal = planner.refusal()
+    assert refusal.error == "LayoutMismatch"
+    assert "no holder has" in refusal.reason or "nothing of that name" in refusal.reason
+
+
 # --------------------------------------------------------------------------------------------------------- fp8 blocks
 
 
