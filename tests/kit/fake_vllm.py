@@ -39,6 +39,8 @@ class FakeVllm:
     errs_after: int | None = None
     """Its streams say that the engine has failed after as many tokens."""
     is_busy: bool = False
+    closed: int | None = None
+    """Requests are answered with this status."""
     holds_new: bool = False
     """New requests wait until it goes on, as those that come while it stands still."""
     fails: set[str] = field(default_factory=set)
@@ -51,6 +53,7 @@ class FakeVllm:
     _resumed: asyncio.Event = field(default_factory=asyncio.Event)
     _shard: tensorhub.Shard | None = None
     _update: int | None = None
+    is_updating: bool = False
 
     def app(self) -> web.Application:
         """Return its routes."""
@@ -62,11 +65,12 @@ class FakeVllm:
                 web.get("/server_info", self._said(self._config)),
                 web.get("/v1/models", self._said(lambda: {"data": [{"id": "tiny"}]})),
                 web.get("/health", self._said(dict)),
+                web.get("/weight_info", self._said(lambda: {"weight_version": self.says_version or self.version})),
                 web.get("/running", self._said(lambda: self.running)),
                 web.post("/pause", self._pause),
                 web.post("/resume", self._resume),
                 web.post("/init_weight_transfer_engine", self._init),
-                web.post("/start_weight_update", self._said(dict)),
+                web.post("/start_weight_update", self._start),
                 web.post("/update_weights", self._load),
                 web.post("/finish_weight_update", self._finish),
                 web.post("/inference/v1/generate", self._generate),
@@ -90,6 +94,8 @@ class FakeVllm:
     async def _noted(self, request: web.Request, handler: Any) -> web.StreamResponse:
         self.asked.append(request.path)
         if request.path in self.fails:
+            # As vLLM ends an update whose worker has raised.
+            self.is_updating = False
             return web.json_response({"error": {"message": "it failed"}}, status=500)
         answer: web.StreamResponse = await handler(request)
         return answer
@@ -135,6 +141,13 @@ class FakeVllm:
         name = f"{info['replica']}-rank-0"
         return hub.register(info["model"], hub.specs(info["model"]), replica=name, spot=True, install="mapped")
 
+    async def _start(self, _: web.Request) -> web.Response:
+        if self.is_updating:
+            why = "start_weight_update called while a weight update is already active"
+            return web.json_response({"error": {"message": why}}, status=500)
+        self.is_updating = True
+        return web.json_response({})
+
     async def _load(self, request: web.Request) -> web.Response:
         assert self.is_paused
         assert not self.running
@@ -151,9 +164,11 @@ class FakeVllm:
         return found
 
     async def _finish(self, request: web.Request) -> web.Response:
-        # What was read counts, and not what it is called.
-        assert (await request.json())["weight_version"].isdigit()
-        self.version, self._update = str(self._update), None
+        self.is_updating = False
+        if self._update is not None:
+            # What was read counts, and not what it is called.
+            assert (await request.json())["weight_version"].isdigit()
+            self.version, self._update = str(self._update), None
         return web.json_response({})
 
     # ------------------------------------------------------------------------------------------ tokens
@@ -161,6 +176,8 @@ class FakeVllm:
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         asked = await request.json()
         self.requests.append(asked)
+        if self.closed is not None:
+            return web.json_response({"error": {"message": "it is disabled"}}, status=self.closed)
         if self.is_busy:
             return web.json_response({"error": {"message": "the queue is full"}}, status=503)
         if not asked["cache_salt"].isalnum() or len(asked["cache_salt"]) > SALT_CHARS_MAX:

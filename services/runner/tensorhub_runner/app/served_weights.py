@@ -70,8 +70,9 @@ class ServedWeights:
     ) -> None:
         """Have the server load a newer version, if there is one. Raises as `replicate`."""
         shard = await self._registered()
-        if await shard.update(wait_s, timeout_s=timeout_s, on_progress=on_progress) is not None:
-            await self._load(shard, swap_under)
+        await shard.update(wait_s, timeout_s=timeout_s, on_progress=on_progress)
+        # Also what came with an earlier call, and could not be loaded then.
+        await self._load(shard, swap_under)
 
     def let_go(self) -> None:
         """Do nothing: no memory of a trainer is shown."""

@@ -5,8 +5,8 @@ Invariants:
   and `weights_changed`, and streams begin only outside of it.
 - A stream that ends as interrupted, or without a reason, is begun again behind the tokens that came, as long as the
   core has not stopped the attempt.
-- Tokens that the server itself takes to be of another version end their response as `failed`: somebody else has changed
-  its weights.
+- Where the server takes tokens to be of another version, somebody else has changed its weights. All responses that have
+  tokens of it since it was loaded begin anew.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from tensorhub_common.protocol.rollout.messages import TOKEN_BYTES, Finished, Ru
 from tensorhub_common.runtime.supervision import Supervisor
 from tensorhub_runner.app.engine_driver import OnStepped, ignore_steps
 from tensorhub_runner.core.runner_events import Begin, StepTokens, Stop
-from tensorhub_runner.servers.server import Server, ServerBusy, ServerLost, Streamed, WeightSource
+from tensorhub_runner.servers.server import Server, ServerBusy, ServerLost, ServerUnfit, Streamed, WeightSource
 
 TELL_S: Final = 0.02
 """What came is told of so often."""
@@ -55,7 +55,7 @@ class _Open:
     finished: Finished | None = None
     stream: asyncio.Task[None] | None = None
     came: int = 0
-    """How many tokens its present stream has brought."""
+    """How many tokens have come since the weights were loaded."""
     fruitless: int = 0
     is_again: bool = False
     """Whether its cache was computed anew since the weights changed."""
@@ -112,7 +112,7 @@ class ServerDriver:
             begun = [each.stream for each in self._open.values() if each.stream is not None and each.came]
             if begun:
                 await asyncio.wait(begun, timeout=STREAMS_END_S_MAX)
-        except ServerLost as why:
+        except TensorHubError as why:
             self._lost(why)
         for stream in streams:
             stream.cancel()
@@ -135,12 +135,12 @@ class ServerDriver:
         try:
             await self._server.go_on()
             engine = await self._server.check()
-        except ServerLost as why:
+        except TensorHubError as why:
             self._lost(why)
             return None
         self._is_still = False
         for each in self._open.values():
-            each.is_again = True
+            each.is_again, each.came = True, 0
         self._news.set()
         return engine
 
@@ -186,14 +186,14 @@ class ServerDriver:
 
     async def _follow(self, each: _Open, version: int) -> None:
         """Read the stream of an attempt until it ends, however it ends."""
-        each.came = 0
+        before = each.came
         try:
             name = f"{each.begin.attempt.term}-{each.begin.attempt.n}"
             stream = self._server.generate(name, each.context, each.begin.sampling, each.made)
             async with aclosing(cast("AsyncGenerator[Streamed, None]", stream)) as streamed:
                 async for new in streamed:
                     self._take(each, new, version)
-        except ServerLost as why:
+        except (ServerLost, ServerUnfit) as why:
             self._lost(why)
         except ServerBusy as why:
             _log.debug("the server is busy", why=str(why))
@@ -202,10 +202,11 @@ class ServerDriver:
         finally:
             each.stream = None
         if each.finished is None and self.version is not None:
-            each.fruitless = 0 if each.came else each.fruitless + 1
+            is_fruitless = each.came == before
+            each.fruitless = each.fruitless + 1 if is_fruitless else 0
             if each.fruitless >= FRUITLESS_MAX:
                 self._fail(each, f"the server has ended {FRUITLESS_MAX} streams in a row without a token")
-            elif not each.came:
+            elif is_fruitless:
                 await asyncio.sleep(AGAIN_S)
         self._news.set()
 
@@ -218,11 +219,14 @@ class ServerDriver:
         if new.reason is not None:
             others = {said for said in new.versions if said != str(version)}
             if others:
-                # Nor is it known what the tokens of others are of that came since.
+                # Nor is it known what the tokens of others are of. What was told of them goes too: they begin anew.
                 for one in self._open.values():
-                    one.tokens, one.logprobs = array("i"), array("f")
-                self._fail(each, f"the server says that its tokens are of version {min(others)}, and not of {version}")
-                self._lost(ServerLost("somebody else has changed the server's weights"))
+                    if one.came:
+                        one.tokens, one.logprobs = array("i"), array("f")
+                        one.finished = Finished(one.begin.attempt, 0, "restart")
+                self._lost(
+                    ServerLost(f"the server says that its tokens are of version {min(others)}, not of {version}")
+                )
             elif new.reason != "interrupted":
                 each.finished = Finished(each.begin.attempt, 0, new.reason)
         if new.tokens or each.finished is not None:
@@ -238,10 +242,14 @@ class ServerDriver:
         """Find out that the server is gone also while nothing runs there."""
         while True:
             await asyncio.sleep(HEALTH_S)
-            if self.version is not None and not self._is_still and not await self._server.is_healthy():
-                self._lost(ServerLost("the server is not healthy"))
+            version = self.version
+            if version is None or self._is_still or await self._server.is_healthy(version):
+                continue
+            # Meanwhile it may have been told to stand still, or to load another one.
+            if self.version == version and not self._is_still:
+                self._lost(ServerLost("the server is not healthy, or has another version than it was given"))
 
-    def _lost(self, why: ServerLost) -> None:
+    def _lost(self, why: TensorHubError) -> None:
         if self.version is None:
             return
         _log.warning("the engine's server is lost", why=str(why))

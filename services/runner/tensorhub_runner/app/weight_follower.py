@@ -224,6 +224,9 @@ class WeightFollower:
         try:
             engine = await self._driver.weights_changed()
             self._tell(WeightsLoaded(self._shard.version, self._shard.root, engine))
+        except BaseException:
+            self._tell(WeightsLoaded(None, ""))
+            raise
         finally:
             self._driver.between_steps.release()
             self._on_loaded(self._paused_at - self._wanted_at, time.perf_counter() - self._paused_at)

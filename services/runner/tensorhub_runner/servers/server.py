@@ -59,8 +59,8 @@ class Server(Protocol):
     async def check(self) -> RunEngine:
         """Return what it is. Raises `ServerUnfit` too."""
 
-    async def is_healthy(self) -> bool:
-        """Tell whether it generates. Raises nothing."""
+    async def is_healthy(self, version: int) -> bool:
+        """Tell whether it generates, and with this version as far as it says. Raises nothing."""
 
     def generate(self, name: str, context: Sequence[int], sampling: Sampling, made: int) -> AsyncIterator[Streamed]:
         """Go on behind the context, of which the last `made` tokens are the response's; closing the iterator stops it.

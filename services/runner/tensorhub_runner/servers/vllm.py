@@ -40,7 +40,7 @@ STAND_STILL_S_MAX: Final = 30.0
 LOAD_S_MAX: Final = 600.0
 """The bound of each call that writes weights."""
 SILENCE_S_MAX: Final = 120.0
-"""A stream without a token for so long is lost: the server may compute long prompts of others meanwhile."""
+"""A stream without a token for so long is begun again. It alone: the server may have no room for it meanwhile."""
 EVENT_BYTES_MAX: Final = 1 << 20
 """Limit of one event of a stream."""
 ERROR_CHARS_MAX: Final = 500
@@ -77,7 +77,10 @@ class _Event(msgspec.Struct):
 
 
 _BUSY: Final = (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS)
-_REFUSED: Final = range(HTTPStatus.BAD_REQUEST, HTTPStatus.INTERNAL_SERVER_ERROR)
+_REFUSED: Final = (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY)
+_CLOSED: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND)
+_ACTIVE: Final = "update is already active"
+"""What vLLM says of an update that was begun and not finished."""
 _DATA: Final = b"data:"
 _events: Final = msgspec.json.Decoder(_Event)
 _encoder: Final = msgspec.json.Encoder()
@@ -132,13 +135,20 @@ class VllmServer:
         dtype = str(model.get("dtype", "")).removeprefix("torch.")
         return RunEngine("vllm", f"vllm {build}", dtype, is_exact=False)
 
-    async def is_healthy(self) -> bool:
-        """Tell whether it generates."""
+    async def is_healthy(self, version: int) -> bool:
+        """Tell whether it generates, and says that it has this version."""
         try:
             async with self._asked("GET", "/health", HEALTH_S_MAX) as answer:
-                return answer.status == HTTPStatus.OK
+                if answer.status != HTTPStatus.OK:
+                    return False
         except ServerLost:
             return False
+        try:
+            said = (await self._get("/weight_info", HEALTH_S_MAX))["weight_version"]
+        except (ServerLost, ServerUnfit):
+            # A long step may be under way.
+            return True
+        return bool(said == str(version))
 
     async def generate(
         self, name: str, context: Sequence[int], sampling: Sampling, made: int
@@ -170,6 +180,9 @@ class VllmServer:
     async def _line(self, answer: aiohttp.ClientResponse) -> bytes:
         try:
             return await answer.content.readline()
+        except TimeoutError:
+            # The server computes others, or has no room for this one: it is begun again, and the others go on.
+            return b""
         except ValueError:
             raise ServerLost(f"an event of the vLLM server at {self.url} is over {EVENT_BYTES_MAX} bytes") from None
 
@@ -207,10 +220,20 @@ class VllmServer:
             place = {"job": source.job, "model": source.model, "replica": source.replica, "agent": source.agent}
             await self._post("/init_weight_transfer_engine", LOAD_S_MAX, {"init_info": place})
             self._is_initialised = True
-        await self._post("/start_weight_update", LOAD_S_MAX)
+        await self._start_update()
         await self._post("/update_weights", LOAD_S_MAX, {"update_info": {"version": version}})
         await self._post("/finish_weight_update", LOAD_S_MAX, {"weight_version": str(version)})
         self._salt = secrets.token_hex(8)
+
+    async def _start_update(self) -> None:
+        try:
+            await self._post("/start_weight_update", LOAD_S_MAX)
+        except ServerLost as why:
+            if _ACTIVE not in str(why):
+                raise
+            # A runner was killed within a load. The backend has begun nothing that would have to be undone.
+            await self._post("/finish_weight_update", LOAD_S_MAX)
+            await self._post("/start_weight_update", LOAD_S_MAX)
 
     async def go_on(self) -> None:
         """Make tokens again."""
@@ -235,10 +258,10 @@ class VllmServer:
         self._facts, self._is_initialised = None, False
 
     async def _check(self, answer: aiohttp.ClientResponse) -> None:
-        if answer.status == HTTPStatus.NOT_FOUND:
+        if answer.status in _CLOSED:
             raise ServerUnfit(
-                f"the server at {self.url} has no {answer.url.path}: start vLLM with VLLM_SERVER_DEV_MODE=1 and "
-                "--tokens-only"
+                f"the server at {self.url} has no {answer.url.path} for a runner: start vLLM with "
+                "VLLM_SERVER_DEV_MODE=1 and --tokens-only, and without --api-key"
             )
         if answer.status != HTTPStatus.OK:
             self._forget()
@@ -263,7 +286,7 @@ class VllmServer:
             async with self._session.request(method, self.url + path, json=body, timeout=bounds) as answer:
                 yield answer
         except (aiohttp.ClientError, TimeoutError, OSError) as why:
-            self._is_initialised = False
+            self._forget()
             raise ServerLost(
                 f"the vLLM server at {self.url} does not answer: {str(why) or type(why).__name__}"
             ) from None

@@ -231,12 +231,19 @@ async def test_a_server_that_is_lost_while_it_stands_still_is_told_of_by_who_cha
         assert told.lost == 0
 
 
-async def test_weights_that_somebody_else_has_changed_end_the_response_and_the_trust(fake: FakeVllm) -> None:
+@pytest.mark.parametrize("tells", ["at the end", "when asked"])
+async def test_responses_begin_anew_where_somebody_else_has_changed_the_weights(
+    fake: FakeVllm, monkeypatch: pytest.MonkeyPatch, tells: str
+) -> None:
+    """The server says of which version tokens are at the end of a stream, and when it is asked."""
+    monkeypatch.setattr(server_driver, "HEALTH_S", 3600.0 if tells == "at the end" else 0.01)
     async with driven(fake) as (driver, told):
+        driver.do(begin(OTHER, 100_000))
+        await until(lambda: told.tokens.get(OTHER))
         fake.says_version = "7"
-        driver.do(begin(ONE, 5))
-        await until(lambda: ONE in told.finished)
-        assert told.finished[ONE].reason == "failed"
-        assert "of version 7, and not of 1" in str(told.finished[ONE].error)
-        assert told.lost == 1
+        if tells == "at the end":
+            driver.do(begin(ONE, 5))
+            await until(lambda: told.finished.keys() == {ONE, OTHER})
+            assert {each.reason for each in told.finished.values()} == {"restart"}
+        await until(lambda: told.lost)
         assert driver.version is None

@@ -10,6 +10,7 @@ from tests.kit.waiting import until
 
 from tensorhub_common.errors import BadPrompt
 from tensorhub_common.protocol.rollout.messages import RunEngine, Sampling
+from tensorhub_runner.servers import vllm
 from tensorhub_runner.servers.server import ServerBusy, ServerLost, ServerUnfit, Streamed, WeightSource
 from tensorhub_runner.servers.vllm import VllmServer, seed_at
 
@@ -118,7 +119,8 @@ async def test_a_load_that_fails_is_an_error_and_the_next_one_begins_anew(server
 
 async def test_it_says_what_it_is(server: VllmServer) -> None:
     assert await server.check() == RunEngine("vllm", "vllm 0.32.0", "float32", is_exact=False)
-    assert await server.is_healthy()
+    assert await server.is_healthy(1)
+    assert not await server.is_healthy(2)
 
 
 async def test_a_server_that_was_started_otherwise_is_unfit_and_the_error_names_the_option(fake: FakeVllm) -> None:
@@ -141,7 +143,7 @@ async def test_a_server_that_is_not_there_is_lost_and_not_healthy() -> None:
     async with FakeVllm().serving() as url:
         pass
     server = VllmServer(url)
-    assert not await server.is_healthy()
+    assert not await server.is_healthy(1)
     for asked in (server.check(), server.stand_still(), server.load(SOURCE, 1), all_of(server, Sampling(5, SEED))):
         with pytest.raises(ServerLost, match="does not answer"):
             await asked
@@ -158,3 +160,41 @@ async def test_tokens_without_log_probabilities_are_not_taken(server: VllmServer
     fake.gives_logprobs = False
     with pytest.raises(ServerLost, match="1 tokens with 0 log-probabilities"):
         await all_of(server, Sampling(5, SEED))
+
+
+async def test_an_update_that_a_killed_runner_has_begun_is_ended_by_the_next_one(
+    server: VllmServer, fake: FakeVllm
+) -> None:
+    await server.stand_still()
+    fake.is_updating = True
+    await server.load(SOURCE, 2)
+    assert (fake.version, fake.is_updating) == ("2", False)
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+async def test_a_server_that_gives_no_tokens_in_and_out_is_unfit(
+    server: VllmServer, fake: FakeVllm, status: int
+) -> None:
+    fake.closed = status
+    with pytest.raises(ServerUnfit, match="--tokens-only"):
+        await all_of(server, Sampling(5, SEED))
+
+
+async def test_a_stream_that_is_silent_ends_without_a_reason_and_takes_no_other_with_it(
+    server: VllmServer, fake: FakeVllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm, "SILENCE_S_MAX", 0.05)
+    fake.holds_new = True
+    assert await all_of(server, Sampling(5, SEED)) == []
+
+
+async def test_a_server_that_came_anew_is_asked_again_what_it_is(fake: FakeVllm) -> None:
+    async with fake.serving() as url:
+        server = VllmServer(url)
+        await server.check()
+    assert not await server.is_healthy(1)
+    fake.logprobs_mode = "raw_logprobs"
+    async with fake.serving(int(url.rpartition(":")[2])):
+        with pytest.raises(ServerUnfit, match="processed_logprobs"):
+            await server.check()
+    await server.close()

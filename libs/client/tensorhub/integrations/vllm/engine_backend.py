@@ -87,11 +87,12 @@ class HubWeights(WeightTransferEngine[HubInitInfo, HubUpdateInfo]):
             raise RuntimeError("init_weight_transfer_engine comes before update_weights")
         # Raises while the model is untouched.
         self._shard.replicate(update_info.version, timeout_s=MAP_S_MAX)
+        wanted = {name for name, _ in self.model.named_parameters()}
         try:
             with torch.device(self.device), torch.no_grad():
                 initialize_layerwise_reload(self.model)
                 try:
-                    self.model.load_weights(
+                    loaded = self.model.load_weights(
                         (name, tensor) for name, tensor in self._shard.tensors.items() if TABLES not in name
                     )
                 finally:
@@ -100,6 +101,13 @@ class HubWeights(WeightTransferEngine[HubInitInfo, HubUpdateInfo]):
         finally:
             # The holder may overwrite its memory with the next version from here on.
             self._shard.let_go()
+        # As vLLM's own loader of checkpoints checks it. What a layer lacks would be bytes of nothing.
+        missing = wanted - loaded if loaded is not None and self.model_config.quantization is None else set()
+        if missing:
+            raise RuntimeError(
+                f"version {update_info.version} lacks {len(missing)} tensors of the model, such as {min(missing)!r}: "
+                "publish whole versions"
+            )
 
     def finish_weight_update(self) -> None:
         """Do nothing: the version is in the model since `update_weights`."""

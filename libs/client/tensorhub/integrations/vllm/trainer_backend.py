@@ -43,6 +43,8 @@ class HubTrainerInfo(TrainerInitInfo):
     """This host's agent: its socket's path. None: as `tensorhub.connect` finds it."""
     server_replica: str = field(default="vllm", kw_only=True)
     """The name that the workers of the client's server have in the hub."""
+    server_agent: str | None = field(default=None, kw_only=True)
+    """The agent of the server's host: its socket's path there. None: as `tensorhub.connect` finds it."""
 
 
 class HubTrainer(TrainerWeightTransferEngine[HubTrainerInfo]):
@@ -95,7 +97,7 @@ class HubTrainer(TrainerWeightTransferEngine[HubTrainerInfo]):
     def _update_server(self) -> None:
         if not self._is_server_ready:
             info = self._info
-            place = {"job": info.job, "model": info.model, "replica": info.server_replica}
+            place = {"job": info.job, "model": info.model, "replica": info.server_replica, "agent": info.server_agent}
             self.client.init_weight_transfer_engine(place)
             self._is_server_ready = True
         version = self.version
