@@ -157,8 +157,9 @@ async def test_a_hundred_sampled_responses_are_what_their_versions_make(
     job, saved = new_job(), tmp_path / "responses.jsonl"
     async with two_instances(servers, hub, job, model_folder) as trainer:
         await trainer.hub.retain("policy", last=VERSIONS)
+        first = await trainer.publish(1)
         for server in servers:
-            await server.holds(await trainer.publish(1))
+            await server.holds(first)
         sampling = Sampling(max_tokens=TOKENS, temperature=0.8, top_p=0.9, seed=11)
         rollouts = await trainer.hub.rollouts("policy", sampling=sampling, staleness=VERSIONS, on_update="continue")
         await rollouts.submit(prompts(RESPONSES))

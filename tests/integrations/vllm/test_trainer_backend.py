@@ -37,7 +37,8 @@ async def test_a_server_without_a_runner_loads_what_its_trainer_sends(
     servers: list[VllmProcess], hub: RunningHub, model_folder: Path
 ) -> None:
     server, module = servers[0], Qwen2ForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
-    info = HubTrainerInfo(new_job(), "policy", agent=hub.file.agents[0].socket, rank=0)
+    socket = hub.file.agents[0].socket
+    info = HubTrainerInfo(new_job(), "policy", agent=socket, server_agent=socket, rank=0)
     client = HTTPVLLMWeightSyncClient(server.url)
     trainer = await asyncio.to_thread(trainer_of, module, info, client)
     try:

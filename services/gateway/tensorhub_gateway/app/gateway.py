@@ -392,6 +392,8 @@ def _listening(host: str, port: int) -> socket.socket:
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind(found[4])
+            # From here on a client that comes waits, before the server runs.
+            bound.listen(BACKLOG)
         except BaseException:
             bound.close()
             raise

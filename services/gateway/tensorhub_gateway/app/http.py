@@ -41,6 +41,8 @@ from tensorhub_gateway.sessions.tools import HeldText
 if TYPE_CHECKING:
     from tensorhub_gateway.app.gateway import Gateway
 
+REFUSE_S_MAX: Final = 5.0
+"""So long a client is given to take the word that its call has no answer."""
 SESSION_HEADER: Final = "x-tensorhub-session"
 _JSON: Final = "application/json"
 _EVENTS: Final = "text/event-stream"
@@ -183,11 +185,14 @@ class _CallResponse(Response):
 
     @staticmethod
     async def _refuse(why: Refusal, answer: "_Answer", scope: Scope, receive: Receive, send: Send) -> None:
-        if answer.has_begun:
-            # OpenAI's clients raise this; a stream that just ends would be taken for whole by some.
-            await send({"type": "http.response.body", "body": _event(why.body())})
-        else:
-            await _json(why.body(), why.status)(scope, receive, send)
+        # A client that has stopped reading would hold up the end of its session.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(REFUSE_S_MAX):
+                if answer.has_begun:
+                    # OpenAI's clients raise this; a stream that just ends would be taken for whole by some.
+                    await send({"type": "http.response.body", "body": _event(why.body())})
+                else:
+                    await _json(why.body(), why.status)(scope, receive, send)
 
     @staticmethod
     async def _stream(answer: "_Answer", scope: Scope, receive: Receive, send: Send) -> None:

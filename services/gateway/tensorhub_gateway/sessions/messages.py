@@ -80,7 +80,7 @@ def _value(arguments: str) -> object:
     """Return what arguments mean: JSON's value, or the text where it is none."""
     try:
         return msgspec.json.decode(arguments)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return arguments
 
 

@@ -43,7 +43,7 @@ class HermesParser:
             written, end, behind = each.partition(END)
             try:
                 found = msgspec.json.decode(written.strip(), type=_Written)
-            except (msgspec.DecodeError, msgspec.ValidationError):
+            except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
                 return Reply(text)
             if not end or behind.strip():
                 return Reply(text)

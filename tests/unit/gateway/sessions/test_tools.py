@@ -29,6 +29,11 @@ def test_what_is_no_call_is_text() -> None:
         assert parse(text) == Reply(text)
 
 
+def test_brackets_without_end_are_text() -> None:
+    text = '<tool_call>{"name":"x","arguments":' + "[" * 5000 + "]" * 5000 + "}</tool_call>"
+    assert HermesParser().parse(text, 0) == Reply(text)
+
+
 def test_messages_that_mean_the_same_have_one_digest() -> None:
     reply = parse(f"I look. {CALL}")
     again = {
