@@ -82,7 +82,7 @@ class NatsServer:
         cluster: Cluster | None = None,
         index: int = 0,
         *,
-        listen: str = LISTEN,
+        listen: str | None = None,
         port: int = ANY_PORT,
     ) -> None:
         self._directory = directory
@@ -91,7 +91,7 @@ class NatsServer:
         self._cluster = "" if cluster is None else cluster.conf_of(index)
         self._config = directory / "nats-server.conf"
         self._ports = directory / "ports"
-        self._listen = listen
+        self._listen = listen or LISTEN
         self.port = port
 
     @property

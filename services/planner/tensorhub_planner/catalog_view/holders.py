@@ -215,6 +215,13 @@ def is_held(catalog: Catalog, demand: PlanRequest) -> bool:
     return any(between(here, places[agent]) <= Distance.HOST for agent in suitable)
 
 
+def registered_layouts(catalog: Catalog, demand: PlanRequest) -> frozenset[str]:
+    """Return the layouts of all shards of other replicas of the model, whatever they hold."""
+    replicas = catalog.models[demand.model].replicas.values()
+    others = (replica for replica in replicas if replica.name != demand.replica and not replica.mapped)
+    return frozenset(shard.layout for replica in others for shard in replica.members.values())
+
+
 def replica_layouts(catalog: Catalog, demand: PlanRequest) -> tuple[str, ...]:
     """Return the layouts of the reader's own replica, each once, to one of its shards; to the others none.
 

@@ -14,7 +14,7 @@ from tensorhub_common.errors import BadCommand, LayoutMismatch, TensorHubError, 
 from tensorhub_common.protocol.plans import Plan, PlanAnswer, PlanRequest, Refusal
 from tensorhub_common.protocol.ranges import merge_ranges, total_count
 from tensorhub_planner.catalog_view.catalog_replica import CatalogReplica
-from tensorhub_planner.catalog_view.holders import Candidates, is_held, replica_layouts
+from tensorhub_planner.catalog_view.holders import Candidates, is_held, registered_layouts, replica_layouts
 from tensorhub_planner.compiler.compiler import CompiledProgram
 from tensorhub_planner.load.ledger import LoadLedger
 from tensorhub_planner.planning.decision import PlanDecision, ProgramPlanDecision, found_in
@@ -121,7 +121,7 @@ class DemandPlanner:
         try:
             compiled = await self._program(demand, found)
         except LayoutMismatch as why:
-            return cannot_be_filled(demand, why, found.holders, could_be=await self._could_be(found))
+            return cannot_be_filled(demand, why, found.holders, could_be=await self._could_be(demand, found))
         pieces = demand.pieces if demand.program is not None else None
         asked = msgspec.structs.replace(demand, program=compiled.digest, pieces=pieces)
         question = ProgramPlanDecision(self._job, asked, found, compiled.execution, compiled.sizes)
@@ -160,14 +160,16 @@ class DemandPlanner:
             raise BadCommand(f"program {demand.program[:12]} of the demand fills another layout than the reader's")
         return named
 
-    async def _could_be(self, found: Candidates) -> bool:
-        """Tell whether what was published could fill the reader, if shards had it that are lost or empty now.
+    async def _could_be(self, demand: PlanRequest, found: Candidates) -> bool:
+        """Tell whether shards could fill the reader that are registered as the publisher's were, and lost or empty now.
 
-        Who else is registered does not count: two readers that lack the same tensor would wait for each other.
+        Other readers do not count: two that lack the same tensor would wait for each other.
         """
-        originals = found.of_replica.originals
+        fold = await self._knowledge.fold(demand.at_seq)
+        registered = registered_layouts(fold.catalog, demand)
+        again = tuple(layout for layout in found.of_replica.originals if layout in registered)
         try:
-            await self._knowledge.compiled(found.seat.layout, LayoutSet(originals, originals))
+            await self._knowledge.compiled(found.seat.layout, LayoutSet(again, again))
         except LayoutMismatch:
             return False
         return True
