@@ -18,9 +18,9 @@ import torch
 from tests.integrations.vllm.conftest import free_port
 from tests.integrations.vllm.processes import VllmProcess
 from tests.integrations.vllm.trainers import draw
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import tensorhub
+from benchmarks.vllm.model import saved_model
 from tensorhub.local.hub import LocalHub
 from tensorhub_common.protocol.rollout.messages import Sampling
 from tensorhub_runner.servers.server import WeightSource
@@ -67,18 +67,7 @@ def copied_s(nbytes: int) -> float:
 
 async def measure(layers: int, hidden: int, rounds: int, folder: Path) -> None:
     """Measure all rounds, and print both tables."""
-    config = Qwen2Config(
-        vocab_size=8192,
-        hidden_size=hidden,
-        intermediate_size=3 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=hidden // 64,
-        num_key_value_heads=hidden // 128,
-        max_position_embeddings=512,
-        tie_word_embeddings=False,
-    )
-    module = Qwen2ForCausalLM(config).to(torch.float32)
-    module.save_pretrained(folder / "model")
+    module = saved_model(folder / "model", layers, hidden)
     nbytes = sum(each.nbytes for each in module.parameters())
     process = VllmProcess(folder / "model", free_port(), folder / "server.log")
     process.start()

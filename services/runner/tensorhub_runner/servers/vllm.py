@@ -79,8 +79,6 @@ class _Event(msgspec.Struct):
 _BUSY: Final = (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS)
 _REFUSED: Final = (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY)
 _CLOSED: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND)
-_ACTIVE: Final = "update is already active"
-"""What vLLM says of an update that was begun and not finished."""
 _DATA: Final = b"data:"
 _events: Final = msgspec.json.Decoder(_Event)
 _encoder: Final = msgspec.json.Encoder()
@@ -228,10 +226,9 @@ class VllmServer:
     async def _start_update(self) -> None:
         try:
             await self._post("/start_weight_update", LOAD_S_MAX)
-        except ServerLost as why:
-            if _ACTIVE not in str(why):
-                raise
-            # A runner was killed within a load. The backend has begun nothing that would have to be undone.
+        except ServerLost:
+            # A runner was killed within a load: vLLM refuses another one until that is finished, and does not say why.
+            # The backend has begun nothing that would have to be undone.
             await self._post("/finish_weight_update", LOAD_S_MAX)
             await self._post("/start_weight_update", LOAD_S_MAX)
 

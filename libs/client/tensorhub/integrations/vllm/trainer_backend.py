@@ -101,7 +101,12 @@ class HubTrainer(TrainerWeightTransferEngine[HubTrainerInfo]):
             self.client.init_weight_transfer_engine(place)
             self._is_server_ready = True
         version = self.version
-        self.client.start_weight_update()
+        try:
+            self.client.start_weight_update()
+        except Exception:  # noqa: BLE001 (each client raises its own)
+            # Somebody was killed within an update: vLLM refuses another one until that is finished.
+            self.client.finish_weight_update()
+            self.client.start_weight_update()
         self.client.update_weights({"version": version})
         self.client.finish_weight_update(weight_version=str(version))
 
