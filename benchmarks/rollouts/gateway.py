@@ -14,11 +14,12 @@ import sys
 import tempfile
 import time
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -32,6 +33,7 @@ from tests.kit.chat_models import save_chat_model
 from tests.kit.fake_engine import VOCABULARY, WEIGHT, FakeEngine
 
 import tensorhub
+from benchmarks import page
 from benchmarks.processor import used_s
 from tensorhub._control import hub_file
 from tensorhub.local.hub import LocalHub, LocalRollouts
@@ -153,9 +155,9 @@ async def endpoint(
 # ------------------------------------------------------------------------------------------------------ clients
 
 
-async def call(port: int, session: str, messages: list[dict[str, str]], seen: Seen) -> str:
-    """Make one streamed call, and return what was said."""
-    body = json.dumps({"model": MODEL, "messages": messages, "stream": True}).encode()
+async def call(port: int, session: str, messages: list[dict[str, str]], seen: Seen, more: Mapping[str, object]) -> str:
+    """Make one streamed call, and return what was said. `more`: what this endpoint is asked besides."""
+    body = json.dumps({"model": MODEL, "messages": messages, "stream": True, **more}).encode()
     began = last = time.perf_counter()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx-tensorhub-session: {session}\r\n"
@@ -177,11 +179,13 @@ async def call(port: int, session: str, messages: list[dict[str, str]], seen: Se
     return text
 
 
-async def session(port: int, name: str, calls: int, seen: Seen, *, has_reward: bool) -> None:
+async def session(
+    port: int, name: str, calls: int, seen: Seen, more: Mapping[str, object], *, has_reward: bool
+) -> None:
     """Call several times, each behind the answer before."""
     messages = [{"role": "user", "content": "the thing"}]
     for _ in range(calls):
-        said = await call(port, name, messages, seen)
+        said = await call(port, name, messages, seen, more)
         messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "on"}]
     if has_reward:
         body = b'{"reward": 1}'
@@ -193,12 +197,22 @@ async def session(port: int, name: str, calls: int, seen: Seen, *, has_reward: b
         writer.close()
 
 
-async def load(kind: str, port: int, pid: int, sessions: int, calls: int, tokens: int, round_: int) -> dict[str, Any]:
+async def load(
+    kind: str,
+    port: int,
+    pids: Sequence[int],
+    sessions: int,
+    calls: int,
+    tokens: int,
+    round_: int,
+    *,
+    more: Mapping[str, object] = MappingProxyType({}),
+) -> dict[str, Any]:
     """Have sessions at once, and say what was seen."""
-    seen, began, used = Seen(), time.perf_counter(), used_s([pid])
+    seen, began, used = Seen(), time.perf_counter(), used_s(pids)
     name = f"{sessions}-{round_}"
     await asyncio.gather(
-        *(session(port, f"{name}-{each}", calls, seen, has_reward=kind == "gateway") for each in range(sessions))
+        *(session(port, f"{name}-{each}", calls, seen, more, has_reward=kind == "gateway") for each in range(sessions))
     )
     took = time.perf_counter() - began
     return {
@@ -211,7 +225,7 @@ async def load(kind: str, port: int, pid: int, sessions: int, calls: int, tokens
         "gap p50 ms": _ms(seen.gaps, 50),
         "gap p99 ms": _ms(seen.gaps, 99),
         "call p50 ms": _ms(seen.calls, 50),
-        "us/token": round((used_s([pid]) - used) * 1e6 / (sessions * calls * tokens), 1),
+        "us/token": round((used_s(pids) - used) * 1e6 / (sessions * calls * tokens), 1),
     }
 
 
@@ -224,6 +238,12 @@ def median_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         name: rows[0][name] if name == "endpoint" else statistics.median(row[name] for row in rows) for name in rows[0]
     }
+
+
+def table(runs: Iterable[list[dict[str, Any]]]) -> str:
+    """Return the medians of each endpoint's runs in a row."""
+    medians = [median_of(each) for each in runs]
+    return page.table([*medians[0]], [[str(each) for each in row.values()] for row in medians])
 
 
 async def measure(sessions: list[int], calls: int, tokens: int, tokens_per_s: float, rounds: int) -> None:
@@ -247,14 +267,10 @@ async def measure(sessions: list[int], calls: int, tokens: int, tokens_per_s: fl
             for round_ in range(rounds):
                 for count in sessions:
                     for kind, (port, pid) in (("gateway", gateway), ("plain", plain)):
-                        row = await load(kind, port, pid, count, calls, tokens, round_)
+                        row = await load(kind, port, [pid], count, calls, tokens, round_)
                         rows.setdefault((count, kind), []).append(row)
                         print(json.dumps(row), file=sys.stderr, flush=True)
-        table = [median_of(each) for each in rows.values()]
-        print("| " + " | ".join(table[0]) + " |")
-        print("| " + " | ".join("---:" for _ in table[0]) + " |")
-        for row in table:
-            print("| " + " | ".join(str(each) for each in row.values()) + " |")
+        print(table(rows.values()))
 
 
 def main() -> None:

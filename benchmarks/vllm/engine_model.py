@@ -3,8 +3,9 @@
     .venv-vllm/bin/python -m benchmarks.vllm.engine_model --layers 4 --hidden 512 --docs
 
 The steps of even batches give the costs: fixed, for each request, for each context token. Prompts of several lengths,
-one at a time, give the speed of computing them. Then jobs of responses with drawn lengths run on the server, and the
-same jobs on `EngineModel` with these costs. The fit is made before and after the jobs, since a shared machine drifts.
+one and several at once, give the speed of computing them. Then jobs of responses with drawn lengths run on the server,
+and the same jobs on `EngineModel` with these costs. The fit is made before and after each job, since a shared machine
+drifts.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +34,8 @@ from tensorhub_simulator.rollout_performance.models.engine_model import EngineMo
 
 PAGE: Final = page.DOCS / "rollouts" / "vllm.md"
 BATCHES: Final = (1, 2, 4, 8, 16, 24, 32)
-PROMPTS: Final = (16, 64, 128, 256, 384)
+PROMPTS: Final = (16, 64, 128, 256)
+PROMPTS_AT_ONCE: Final = (1, 4, 8)
 STEPS: Final = 48
 """Tokens of each response of an even batch."""
 SLOTS: Final = 32
@@ -109,16 +112,17 @@ class Engine:
             came = await asyncio.gather(*(self.response(PROMPT_TOKENS, STEPS) for _ in range(batch)))
             # A step ends when the first stream has its token.
             ends = [min(times) for times in zip(*came, strict=True)]
-            for step, (last, end) in enumerate(zip(ends[2:], ends[3:], strict=False), start=3):
+            for step, (last, end) in enumerate(pairwise(ends[2:]), start=3):
                 found.append(EngineStep(batch, float(PROMPT_TOKENS + step), end - last))
         return found
 
     async def prefill_tokens_per_s(self) -> float:
-        """Return how fast prompts are computed, by least squares over their lengths."""
+        """Return how fast prompts are computed, by least squares over the tokens of all that begin at once."""
         found = []
-        for prompt in PROMPTS * 3:
+        for count, prompt in [(count, prompt) for count in PROMPTS_AT_ONCE for prompt in PROMPTS] * 2:
             began = time.perf_counter()
-            found.append((prompt, (await self.response(prompt, 1))[0] - began))
+            came = await asyncio.gather(*(self.response(prompt, 1) for _ in range(count)))
+            found.append((count * prompt, max(times[0] for times in came) - began))
         slope, _ = statistics.linear_regression([each[0] for each in found], [each[1] for each in found])
         return 1 / slope
 
@@ -178,12 +182,11 @@ async def measure(layers: int, hidden: int, rounds: int, folder: Path) -> str:
         engine = Engine(process.url)
         await engine.response(PROMPT_TOKENS, STEPS)  # The first response fills caches of the process.
         fits.append(await costs(engine))
-        for seed in range(rounds):
-            ran = [(job, await engine.ends(job)) for job in jobs(seed)]
+        for job in [job for seed in range(rounds) for job in jobs(seed)]:
+            real = await engine.ends(job)
             fits.append(await costs(engine))
             # The machine is taken to be as fast as before and after.
-            before, after = fits[-2][0], fits[-1][0]
-            found += [Held(job, real, simulated(job, between(before, after))) for job, real in ran]
+            found.append(Held(job, real, simulated(job, between(fits[-2][0], fits[-1][0]))))
         await engine.close()
     finally:
         process.kill()

@@ -36,6 +36,8 @@ class VllmProcess:
     port: int
     log: Path
     options: Sequence[str] = ()
+    speaks: Sequence[str] = ("--skip-tokenizer-init", "--tokens-only")
+    """Tokens alone; with `--enable-scale-out` text too."""
     process: "subprocess.Popen[bytes] | None" = field(default=None, init=False)
 
     @property
@@ -46,7 +48,7 @@ class VllmProcess:
         # `vllm serve` asks for the version of a package `vllm`, which this build has under another name.
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.model)]
         command += ["--host", "127.0.0.1", "--port", str(self.port), "--dtype", "float32", "--enforce-eager"]
-        command += ["--max-model-len", str(CONTEXT), "--skip-tokenizer-init", "--tokens-only"]
+        command += ["--max-model-len", str(CONTEXT), *self.speaks]
         command += ["--logprobs-mode", "processed_logprobs", "--weight-transfer-config", '{"backend": "tensorhub"}']
         command += self.options
         with self.log.open("ab") as log:

@@ -36,7 +36,7 @@ def test_it_is_known_to_vllm_under_its_name_however_often_it_is_loaded() -> None
 
 @pytest.mark.parametrize("is_stale", [False, True])
 async def test_a_server_without_a_runner_loads_what_its_trainer_sends(
-    servers: list[VllmProcess], hub: RunningHub, model_folder: Path, is_stale: bool
+    servers: list[VllmProcess], hub: RunningHub, model_folder: Path, *, is_stale: bool
 ) -> None:
     """`is_stale`: somebody was killed within an update before."""
     server, module = servers[0], Qwen2ForCausalLM.from_pretrained(model_folder, dtype=torch.float32)

@@ -274,9 +274,11 @@ class VllmServer:
         bounds: aiohttp.ClientTimeout | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         if self._session is None:
-            # As many connections as the runner has slots; aiohttp's own limit is below that.
+            # As many connections as the runner has slots; aiohttp's own limit is below that. Each carries one request:
+            # a server that closes an idle connection while a request is put into it would be taken for lost.
+            connector = aiohttp.TCPConnector(limit=0, force_close=True)
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0), read_bufsize=EVENT_BYTES_MAX, json_serialize=_as_json
+                connector=connector, read_bufsize=EVENT_BYTES_MAX, json_serialize=_as_json
             )
         bounds = bounds or aiohttp.ClientTimeout(total=timeout_s)
         try:
