@@ -217,7 +217,7 @@ def test_a_runner_becomes_its_process_with_its_settings(
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["--engine", "sglang"], 1, "not in this release"),
+        (["--engine", "sglang"], 2, "needs --url"),
         (["--engine", "vllm"], 2, "needs --url"),
         (["--engine", "vllm", "--url", "http://10.0.0.7:8000"], 2, "no authentication"),
         (["--engine", "vllm", "--url", "http://127.0.0.1:8000", "--mapped"], 2, "leave --mapped out"),

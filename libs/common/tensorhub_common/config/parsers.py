@@ -21,7 +21,7 @@ COUNT_MAX: Final = 9999
 
 _BYTES: Final = re.compile(r"(\d{1,18})\s*(|KiB|MiB|GiB|TiB)", re.ASCII)
 _BYTES_FACTOR: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-_ENGINE: Final = re.compile(r"torch|vllm|[A-Za-z_][\w.]*:[A-Za-z_]\w*", re.ASCII)
+_ENGINE: Final = re.compile(r"torch|vllm|sglang|[A-Za-z_][\w.]*:[A-Za-z_]\w*", re.ASCII)
 _NATS_SCHEMES: Final = ("nats", "tls", "ws", "wss")
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -213,7 +213,7 @@ def log_format(text: str) -> LogFormat:
 def engine(text: str) -> str:
     """Take the name of an engine, or where one can be imported from."""
     if _ENGINE.fullmatch(text) is None:
-        raise ValueError("must be torch, vllm, or an engine of your own as module:function")
+        raise ValueError("must be torch, vllm, sglang, or an engine of your own as module:function")
     return text
 
 

@@ -437,7 +437,7 @@ class Settings:
     runner_engine: str = _variable(
         values.engine,
         "torch",
-        unit="torch, vllm, or module:function",
+        unit="torch, vllm, sglang, or module:function",
         example="my_engine:load",
         meaning="The engine of a runner: that of this package, a server at TENSORHUB_RUNNER_URL, or a function that "
         "takes the settings and returns one.",

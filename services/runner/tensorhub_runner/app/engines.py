@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from tensorhub_common.config.settings import InvalidSetting, Settings
 from tensorhub_runner.engines.engine import Engine
@@ -10,6 +10,10 @@ from tensorhub_runner.servers.server import Server
 
 if TYPE_CHECKING:
     import torch
+
+
+_SERVERS: Final = {"vllm": ("vllm", "VllmServer"), "sglang": ("sglang", "SglangServer")}
+"""Engines that are servers: the module of each in `servers`, and its class there."""
 
 
 class LoadedEngine(NamedTuple):
@@ -24,21 +28,24 @@ def server_of(settings: Settings) -> Server | None:
 
     Raises `InvalidSetting` where the settings don't go together.
     """
-    if settings.runner_engine != "vllm":
+    name = settings.runner_engine
+    if name not in _SERVERS:
         return None
     if not settings.runner_url:
-        raise InvalidSetting("TENSORHUB_RUNNER_URL is not set: name the vLLM server, as in http://127.0.0.1:8000")
+        raise InvalidSetting(f"TENSORHUB_RUNNER_URL is not set: name the {name} server, as in http://127.0.0.1:8000")
     if settings.runner_install == "mapped":
         raise InvalidSetting(
             "TENSORHUB_RUNNER_INSTALL is mapped, and a server has weights of its own: leave it at staged"
         )
+    module, kind = _SERVERS[name]
     try:
-        from tensorhub_runner.servers.vllm import VllmServer  # noqa: PLC0415 (aiohttp comes with the extra `vllm`)
-    except ModuleNotFoundError as why:
+        server = getattr(import_module(f"tensorhub_runner.servers.{module}"), kind)
+    except ModuleNotFoundError as why:  # aiohttp comes with the extra of the server's name.
         raise InvalidSetting(
-            f"engine vllm needs {why.name}, which is not installed here: pip install 'tensorhub[vllm]'"
+            f"engine {name} needs {why.name}, which is not installed here: pip install 'tensorhub[{name}]'"
         ) from None
-    return VllmServer(settings.runner_url, "" if settings.runner_model is None else str(settings.runner_model))
+    model = "" if settings.runner_model is None else str(settings.runner_model)
+    return cast("Callable[[str, str], Server]", server)(settings.runner_url, model)
 
 
 def load_engine(settings: Settings) -> LoadedEngine:
@@ -47,8 +54,8 @@ def load_engine(settings: Settings) -> LoadedEngine:
     Raises `InvalidSetting` for any other, and where the module can't be imported.
     """
     name = settings.runner_engine
-    if name == "vllm":
-        raise InvalidSetting("engine vllm is a server, which generates and does not score: take torch")
+    if name in _SERVERS:
+        raise InvalidSetting(f"engine {name} is a server, which generates and does not score: take torch")
     if name == "torch":
         return _torch_engine(settings)
     module, _, function = name.partition(":")

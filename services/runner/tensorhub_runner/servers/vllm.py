@@ -10,40 +10,19 @@ Always true:
 """
 
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from http import HTTPStatus
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Any, Final
 
-import aiohttp
 import msgspec
 
 from tensorhub_common.errors import BadPrompt
 from tensorhub_common.protocol.rollout.messages import RunEngine, Sampling
-from tensorhub_runner.servers.server import (
-    EndReason,
-    ServerBusy,
-    ServerLost,
-    ServerUnfit,
-    Streamed,
-    WeightSource,
-)
+from tensorhub_runner.servers.http import ANSWER_S_MAX, ERROR_CHARS_MAX, LOAD_S_MAX, STAND_STILL_S_MAX, HttpServer
+from tensorhub_runner.servers.server import EndReason, ServerLost, ServerUnfit, Streamed, WeightSource
 
-ANSWER_S_MAX: Final = 10.0
-"""The bound of a question."""
 CONFIG_S_MAX: Final = 120.0
 """The bound of the question for its configuration: vLLM looks at all packages of the machine before it answers."""
-HEALTH_S_MAX: Final = 5.0
-"""The bound of asking whether it generates; after it the server is taken for lost."""
-STAND_STILL_S_MAX: Final = 30.0
-"""The bound of ending all streams: a step of the engine may be under way."""
-LOAD_S_MAX: Final = 600.0
-"""The bound of each call that writes weights."""
-SILENCE_S_MAX: Final = 120.0
-"""A stream without a token for so long is begun again. It alone: the server may have no room for it meanwhile."""
-EVENT_BYTES_MAX: Final = 1 << 20
-"""Limit of one event of a stream."""
-ERROR_CHARS_MAX: Final = 500
 SEED_BITS: Final = 63
 """vLLM gives a seed to torch as a signed number."""
 
@@ -76,12 +55,7 @@ class _Event(msgspec.Struct):
     error: Any = None
 
 
-_BUSY: Final = (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS)
-_REFUSED: Final = (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY)
-_CLOSED: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND)
-_DATA: Final = b"data:"
 _events: Final = msgspec.json.Decoder(_Event)
-_encoder: Final = msgspec.json.Encoder()
 
 
 def seed_at(seed: int, made: int) -> int:
@@ -93,13 +67,17 @@ def seed_at(seed: int, made: int) -> int:
     return (seed ^ (made * _MIX)) % (1 << SEED_BITS)
 
 
-class VllmServer:
+class VllmServer(HttpServer):
     """One server."""
+
+    kind = "vLLM"
+    options = "VLLM_SERVER_DEV_MODE=1 and --tokens-only"
+    health = "/health"
+    weights = "/weight_info"
 
     def __init__(self, url: str, model: str = "") -> None:
         """Prepare. `url`: of its root, on this host. `model`: the name under which it has its model; empty: any."""
-        self.url, self._model = url, model
-        self._session: aiohttp.ClientSession | None = None
+        super().__init__(url, model)
         self._salt = secrets.token_hex(8)
         self._facts: RunEngine | None = None
         """Of the process that answers; None: it is not known whether that is still the same."""
@@ -133,21 +111,6 @@ class VllmServer:
         dtype = str(model.get("dtype", "")).removeprefix("torch.")
         return RunEngine("vllm", f"vllm {build}", dtype, is_exact=False)
 
-    async def is_healthy(self, version: int) -> bool:
-        """Tell whether it generates, and says that it has this version."""
-        try:
-            async with self._asked("GET", "/health", HEALTH_S_MAX) as answer:
-                if answer.status != HTTPStatus.OK:
-                    return False
-        except ServerLost:
-            return False
-        try:
-            said = (await self._get("/weight_info", HEALTH_S_MAX))["weight_version"]
-        except (ServerLost, ServerUnfit):
-            # A long step may be under way.
-            return True
-        return bool(said == str(version))
-
     async def generate(
         self, name: str, context: Sequence[int], sampling: Sampling, made: int
     ) -> AsyncGenerator[Streamed, None]:
@@ -160,47 +123,25 @@ class VllmServer:
             "stream": True,
             "cache_salt": self._salt,
         }
-        bounds = aiohttp.ClientTimeout(total=None, sock_connect=ANSWER_S_MAX, sock_read=SILENCE_S_MAX)
-        async with self._asked("POST", "/inference/v1/generate", None, request, bounds) as answer:
-            if answer.status in _BUSY:
-                raise ServerBusy(f"the vLLM server at {self.url} takes no more requests: {await _told(answer)}")
-            if answer.status in _REFUSED:
-                raise BadPrompt(f"vLLM refuses the request: {await _told(answer)}")
-            await self._check(answer)
-            while line := await self._line(answer):
-                if not line.startswith(_DATA):
-                    continue
-                data = line.removeprefix(_DATA).strip()
-                if data == b"[DONE]":
-                    return
-                yield self._streamed(data)
-
-    async def _line(self, answer: aiohttp.ClientResponse) -> bytes:
-        try:
-            return await answer.content.readline()
-        except TimeoutError:
-            # The server computes others, or has no room for this one: it is begun again, and the others go on.
-            return b""
-        except ValueError:
-            raise ServerLost(f"an event of the vLLM server at {self.url} is over {EVENT_BYTES_MAX} bytes") from None
+        async with aclosing(self._events("/inference/v1/generate", request)) as events:
+            async for event in events:
+                yield self._streamed(event)
 
     def _streamed(self, data: bytes) -> Streamed:
         try:
             event = _events.decode(data)
         except msgspec.DecodeError as why:
-            raise ServerLost(f"the vLLM server at {self.url} says what is no event of a stream: {why}") from None
+            raise self._lost(f"says what is no event of a stream: {why}") from None
         if event.error is not None or not event.choices:
-            raise ServerLost(f"the vLLM server at {self.url} has failed: {str(event.error)[:ERROR_CHARS_MAX]}")
+            raise self._lost(f"has failed: {str(event.error)[:ERROR_CHARS_MAX]}")
         choice = event.choices[0]
         tokens = tuple(choice.token_ids or ())
         content = (choice.logprobs.content if choice.logprobs is not None else None) or []
         if len(content) != len(tokens):
-            raise ServerLost(
-                f"the vLLM server at {self.url} gives {len(tokens)} tokens with {len(content)} log-probabilities"
-            )
+            raise self._lost(f"gives {len(tokens)} tokens with {len(content)} log-probabilities")
         reason = choice.finish_reason
         if reason is not None and reason not in _REASONS:
-            raise ServerLost(f"the vLLM server at {self.url} ends a response as {reason!r:.40}")
+            raise self._lost(f"ends a response as {reason!r:.40}")
         return Streamed(
             tokens,
             tuple(each.logprob for each in content),
@@ -236,59 +177,8 @@ class VllmServer:
         """Make tokens again."""
         await self._post("/resume", ANSWER_S_MAX)
 
-    async def close(self) -> None:
-        """Let go of the connections."""
-        if self._session is not None:
-            await self._session.close()
-
-    async def _get(self, path: str, timeout_s: float = ANSWER_S_MAX) -> Any:  # noqa: ANN401 (JSON of theirs)
-        async with self._asked("GET", path, timeout_s) as answer:
-            await self._check(answer)
-            return msgspec.json.decode(await answer.read())
-
-    async def _post(self, path: str, timeout_s: float, body: object = None) -> None:
-        async with self._asked("POST", path, timeout_s, body) as answer:
-            await self._check(answer)
-
     def _forget(self) -> None:
-        """Take the process that answers next for another one, which has been told of no hub."""
         self._facts, self._is_initialised = None, False
-
-    async def _check(self, answer: aiohttp.ClientResponse) -> None:
-        if answer.status in _CLOSED:
-            raise ServerUnfit(
-                f"the server at {self.url} has no {answer.url.path} for a runner: start vLLM with "
-                "VLLM_SERVER_DEV_MODE=1 and --tokens-only, and without --api-key"
-            )
-        if answer.status != HTTPStatus.OK:
-            self._forget()
-            raise ServerLost(f"the vLLM server at {self.url} can't {answer.url.path[1:]}: {await _told(answer)}")
-
-    @asynccontextmanager
-    async def _asked(
-        self,
-        method: str,
-        path: str,
-        timeout_s: float | None,
-        body: object = None,
-        bounds: aiohttp.ClientTimeout | None = None,
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        if self._session is None:
-            # As many connections as the runner has slots; aiohttp's own limit is below that. Each carries one request:
-            # a server that closes an idle connection while a request is put into it would be taken for lost.
-            connector = aiohttp.TCPConnector(limit=0, force_close=True)
-            self._session = aiohttp.ClientSession(
-                connector=connector, read_bufsize=EVENT_BYTES_MAX, json_serialize=_as_json
-            )
-        bounds = bounds or aiohttp.ClientTimeout(total=timeout_s)
-        try:
-            async with self._session.request(method, self.url + path, json=body, timeout=bounds) as answer:
-                yield answer
-        except (aiohttp.ClientError, TimeoutError, OSError) as why:
-            self._forget()
-            raise ServerLost(
-                f"the vLLM server at {self.url} does not answer: {str(why) or type(why).__name__}"
-            ) from None
 
 
 def _sampling_params(sampling: Sampling, made: int) -> dict[str, object]:
@@ -311,19 +201,3 @@ def _sampling_params(sampling: Sampling, made: int) -> dict[str, object]:
         "logprobs": 0,
         "detokenize": False,
     }
-
-
-async def _told(answer: aiohttp.ClientResponse) -> str:
-    """Return what an answer says went wrong, in short."""
-    text = await answer.text()
-    try:
-        found = msgspec.json.decode(text)
-        error = found.get("error", found)
-        text = str(error.get("message", error) if isinstance(error, dict) else error)
-    except (msgspec.DecodeError, AttributeError):
-        pass
-    return text[:ERROR_CHARS_MAX] or f"status {answer.status}"
-
-
-def _as_json(body: object) -> str:
-    return _encoder.encode(body).decode()

@@ -8,6 +8,7 @@ from tests.kit.tiny_engines import CONFIGS, tiny
 
 from tensorhub_common.config.settings import InvalidSetting, load
 from tensorhub_runner.app.engines import load_engine, server_of
+from tensorhub_runner.servers.sglang import SglangServer
 from tensorhub_runner.servers.vllm import VllmServer
 
 
@@ -23,7 +24,7 @@ def model(tmp_path: Path) -> str:
         ({"MODEL": ""}, "TENSORHUB_RUNNER_MODEL is not set"),
         ({"MODEL": "/nowhere"}, "TENSORHUB_RUNNER_MODEL can't be used"),
         ({"DEVICE": "cuda"}, "exact on CPUs alone: set TENSORHUB_RUNNER_EXACT=off"),
-        ({"ENGINE": "llama"}, "must be torch, vllm, or an engine of your own"),
+        ({"ENGINE": "llama"}, "must be torch, vllm, sglang, or an engine of your own"),
         ({"ENGINE": "vllm", "URL": "http://127.0.0.1:1"}, "a server, which generates and does not score"),
         ({"ENGINE": "no.such.module:load"}, "engine 'no.such.module:load' can't be loaded"),
     ],
@@ -55,6 +56,8 @@ def test_a_server_is_found_where_the_settings_name_one() -> None:
         found = server_of(load({"TENSORHUB_RUNNER_ENGINE": "vllm", "TENSORHUB_RUNNER_URL": url}))
         assert isinstance(found, VllmServer)
         assert found.url == url.rstrip("/")
+    other = server_of(load({"TENSORHUB_RUNNER_ENGINE": "sglang", "TENSORHUB_RUNNER_URL": "http://127.0.0.1:30000"}))
+    assert isinstance(other, SglangServer)
     assert server_of(load({"TENSORHUB_RUNNER_ENGINE": "torch"})) is None
 
 

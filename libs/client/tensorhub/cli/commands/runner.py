@@ -17,15 +17,15 @@ from tensorhub.local.keyring import Keyring
 from tensorhub_common.auth.permissions import Role, User
 from tensorhub_common.config import parsers
 from tensorhub_common.config.settings import Settings
-from tensorhub_common.errors import NotInThisVersion
 
-_LATER: Final = ("sglang",)
-_SERVERS: Final = ("vllm",)
+_SERVERS: Final = ("vllm", "sglang")
 
 
 def runner(
     *,
-    engine: Annotated[str, typer.Option(help="torch, vllm, or your own as module:function.", metavar="E")] = "torch",
+    engine: Annotated[
+        str, typer.Option(help="torch, vllm, sglang, or your own as module:function.", metavar="E")
+    ] = "torch",
     model: Annotated[
         Path | None,
         typer.Option(
@@ -63,8 +63,6 @@ def runner(
     nats: options.Nats = None,
 ) -> None:
     """Run an engine that generates for a job's rollouts. It follows the versions of its model."""
-    if engine in _LATER:
-        raise NotInThisVersion(f"engine {engine} is not in this release: take torch, vllm, or your own")
     address_of_server = _server(engine, url, mapped=mapped)
     if engine == "torch":
         if model is None:
