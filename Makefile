@@ -88,6 +88,7 @@ integrations: $(NAMES:%=.venv-%/.ready) ## the tests with engines and trainers o
 	@$(PYTHON) -m venv .venv-$*
 	@.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -e . -r $<
 	@test ! -f $(<:.txt=.remove) || .venv-$*/bin/python -m pip uninstall --quiet --yes -r $(<:.txt=.remove)
+	@test ! -f $(<:.txt=.no-deps) || .venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $(<:.txt=.no-deps)
 	@touch $@
 
 wheel: $(READY) ## the wheel in empty environments: the base installation alone, and the demo with the README's extras

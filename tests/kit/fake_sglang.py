@@ -71,6 +71,7 @@ class FakeSglang:
                 web.get("/server_info", self._info),
                 web.get("/ready", self._ready),
                 web.get("/model_info", self._model_info),
+                web.get("/running", self._running),
                 web.post("/pause_generation", self._pause),
                 web.post("/continue_generation", self._resume),
                 web.post("/begin_weight_update", self._begin),
@@ -121,6 +122,9 @@ class FakeSglang:
 
     async def _ready(self, _: web.Request) -> web.Response:
         return web.Response(status=503 if self.is_paused else 200)
+
+    async def _running(self, _: web.Request) -> web.Response:
+        return web.json_response(self.running)
 
     # ------------------------------------------------------------------------------------------ weights
 

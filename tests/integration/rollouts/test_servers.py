@@ -28,14 +28,15 @@ ROUNDS = 3
 
 @dataclass
 class Server:
-    """One fake vLLM server in a process of its own."""
+    """One fake server in a process of its own."""
 
+    kind: str
     environment: dict[str, str]
     port: int = 0
     process: "subprocess.Popen[str] | None" = None
 
     async def start(self) -> None:
-        command = [sys.executable, "-m", "tests.kit.fake_vllm", str(self.port)]
+        command = [sys.executable, "-m", f"tests.kit.fake_{self.kind}", str(self.port)]
         self.process = subprocess.Popen(command, env=self.environment, stdout=subprocess.PIPE, text=True)  # noqa: ASYNC220 (it starts at once)
         assert self.process.stdout is not None
         url = await asyncio.to_thread(self.process.stdout.readline)
@@ -57,11 +58,11 @@ class Server:
 
 
 @asynccontextmanager
-async def instance(hub: RunningHub, job: str, name: str, agent: int) -> AsyncIterator[Server]:
+async def instance(hub: RunningHub, job: str, name: str, agent: int, kind: str) -> AsyncIterator[Server]:
     """Run a server and the runner beside it."""
-    server = Server(hub.environment(PYTHONPATH=str(Path(__file__).parents[3])))
+    server = Server(kind, hub.environment(PYTHONPATH=str(Path(__file__).parents[3])))
     await server.start()
-    command = [sys.executable, "-m", "tensorhub_launcher", "runner", "--engine", "vllm", "--url", server.url]
+    command = [sys.executable, "-m", "tensorhub_launcher", "runner", "--engine", kind, "--url", server.url]
     command += ["--replica", name, "--agent", hub.file.agents[agent].socket, "--dir", str(hub.directory), "--job", job]
     with (hub.directory / "logs" / f"{name}.log").open("ab") as log:
         runner = subprocess.Popen(command, env=hub.environment(), stdout=log, stderr=log)  # noqa: ASYNC220 (it starts at once)
@@ -82,8 +83,9 @@ async def publish(shard: tensorhub.AsyncShard, version: int) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
 async def test_servers_that_are_killed_and_updated_cost_no_response_and_no_token_has_another_version(
-    tmp_path: Path,
+    tmp_path: Path, kind: str
 ) -> None:
     """Versions come over one transport to one server, and over the other to the other."""
     async with AsyncExitStack() as stack:
@@ -93,8 +95,8 @@ async def test_servers_that_are_killed_and_updated_cost_no_response_and_no_token
         job = new_job()
         here = await stack.enter_async_context(await hub.connect(job))
         shard = await here.register("policy", {WEIGHT: torch.zeros(1 << 18)}, replica="trainer")
-        victim = await stack.enter_async_context(instance(hub, job, "one", 0))
-        await stack.enter_async_context(instance(hub, job, "other", 1))
+        victim = await stack.enter_async_context(instance(hub, job, "one", 0, kind))
+        await stack.enter_async_context(instance(hub, job, "other", 1, kind))
         await publish(shard, 1)
         rollouts = await here.rollouts("policy", staleness=1 << 20, sampling=Sampling(max_tokens=TOKENS))
         came: list[tensorhub.Response] = []
