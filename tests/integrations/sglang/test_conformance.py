@@ -34,7 +34,7 @@ VOCABULARY = 512
 
 
 def parsed(kind: Any, body: dict[str, Any]) -> Any:
-    """Return a body as SGLang's endpoint gets it. A name that SGLang has not would be dropped, so that is looked for."""
+    """Return a body as SGLang's endpoint gets it. It drops names that it has not, so they are looked for."""
     fields = {each.name for each in msgspec.structs.fields(kind)} if issubclass(kind, msgspec.Struct) else vars(kind())
     assert {*body} <= {*fields}
     return TypeAdapter(kind).validate_python(body)
@@ -201,7 +201,7 @@ async def streamed(monkeypatch: pytest.MonkeyPatch, steps: list[Step | str], *, 
     ],
 )
 async def test_a_stream_of_theirs_has_each_token_once(
-    monkeypatch: pytest.MonkeyPatch, last: Step | str, reason: str, at_once: bool
+    monkeypatch: pytest.MonkeyPatch, last: Step | str, reason: str, *, at_once: bool
 ) -> None:
     came = await streamed(monkeypatch, [(TOKENS[:1], 1, None), (TOKENS[1:3], 3, None), last], at_once=at_once)
     tokens = [token for each in came for token in each.tokens]

@@ -164,7 +164,8 @@ def test_a_name_is_pickled_with_a_tensor_without_values(name: str) -> None:
 
 async def test_it_says_what_it_is(server: SglangServer) -> None:
     assert await server.check() == RunEngine("sglang", "sglang 0.5.23", "float32", is_exact=False)
-    assert await server.is_healthy()
+    assert await server.is_healthy(1)
+    assert not await server.is_healthy(2)
 
 
 async def test_a_server_that_was_started_otherwise_is_unfit_and_the_error_names_the_option(fake: FakeSglang) -> None:
@@ -190,7 +191,7 @@ async def test_a_server_that_is_not_there_is_lost_and_not_healthy() -> None:
     async with FakeSglang().serving() as url:
         pass
     server = SglangServer(url)
-    assert not await server.is_healthy()
+    assert not await server.is_healthy(1)
     for asked in (server.check(), server.stand_still(), server.load(SOURCE, 1), all_of(server, Sampling(5, SEED))):
         with pytest.raises(ServerLost, match="does not answer"):
             await asked

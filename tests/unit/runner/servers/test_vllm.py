@@ -10,7 +10,7 @@ from tests.kit.waiting import until
 
 from tensorhub_common.errors import BadPrompt
 from tensorhub_common.protocol.rollout.messages import RunEngine, Sampling
-from tensorhub_runner.servers import vllm
+from tensorhub_runner.servers import http
 from tensorhub_runner.servers.server import ServerBusy, ServerLost, ServerUnfit, Streamed, WeightSource
 from tensorhub_runner.servers.vllm import VllmServer, seed_at
 
@@ -183,7 +183,7 @@ async def test_a_server_that_gives_no_tokens_in_and_out_is_unfit(
 async def test_a_stream_that_is_silent_ends_without_a_reason_and_takes_no_other_with_it(
     server: VllmServer, fake: FakeVllm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vllm, "SILENCE_S_MAX", 0.05)
+    monkeypatch.setattr(http, "SILENCE_S_MAX", 0.05)
     fake.holds_new = True
     assert await all_of(server, Sampling(5, SEED)) == []
 
