@@ -219,6 +219,8 @@ def test_a_runner_becomes_its_process_with_its_settings(
     [
         (["--engine", "sglang"], 2, "needs --url"),
         (["--engine", "vllm"], 2, "needs --url"),
+        (["--engine", "vllm", "--model", "/nowhere"], 2, "there is no config.json in /nowhere"),
+        (["--url", "http://127.0.0.1:8000", "--engine", "vllm", "--engine-args", "-x"], 2, "without --url"),
         (["--engine", "vllm", "--url", "http://10.0.0.7:8000"], 2, "no authentication"),
         (["--engine", "vllm", "--url", "http://127.0.0.1:8000", "--mapped"], 2, "leave --mapped out"),
         (["--url", "http://127.0.0.1:8000"], 2, "is no server: leave --url out"),

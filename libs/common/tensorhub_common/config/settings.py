@@ -439,8 +439,8 @@ class Settings:
         "torch",
         unit="torch, vllm, sglang, or module:function",
         example="my_engine:load",
-        meaning="The engine of a runner: that of this package, a server at TENSORHUB_RUNNER_URL, or a function that "
-        "takes the settings and returns one.",
+        meaning="The engine of a runner: that of this package, vLLM at TENSORHUB_RUNNER_URL or else in the "
+        "runner's process, or a function that takes the settings and returns one.",
     )
     runner_model: Path | None = _variable(
         values.optional_path,
@@ -492,6 +492,13 @@ class Settings:
         unit="address",
         example="http://127.0.0.1:8000",
         meaning="The server that generates, where TENSORHUB_RUNNER_ENGINE is one. It is on this host.",
+    )
+    runner_vllm_args: str = _variable(
+        str,
+        "",
+        unit="text",
+        example="--tensor-parallel-size 2 --max-model-len 8192",
+        meaning="Options of vLLM in a runner's process, as `vllm serve` takes them.",
     )
     runner_exact: bool = _variable(
         values.switch,

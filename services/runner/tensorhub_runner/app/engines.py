@@ -26,17 +26,19 @@ class LoadedEngine(NamedTuple):
 def server_of(settings: Settings) -> Server | None:
     """Return the server that generates; None where the engine is to be loaded into this process.
 
-    Raises `InvalidSetting` where the settings don't go together.
+    vLLM without an address is made in this process; to import it takes seconds. Raises `InvalidSetting` where the
+    settings don't go together.
     """
     name = settings.runner_engine
     if name not in _SERVERS:
         return None
+    if name == "vllm" and not settings.runner_url:
+        return _vllm_in_process(settings)
+    if settings.runner_vllm_args:
+        raise InvalidSetting("TENSORHUB_RUNNER_VLLM_ARGS is for vLLM in process: give the server its own options")
     if not settings.runner_url:
         raise InvalidSetting(f"TENSORHUB_RUNNER_URL is not set: name the {name} server, as in http://127.0.0.1:8000")
-    if settings.runner_install == "mapped":
-        raise InvalidSetting(
-            "TENSORHUB_RUNNER_INSTALL is mapped, and a server has weights of its own: leave it at staged"
-        )
+    _refuse_mapped(settings)
     module, kind = _SERVERS[name]
     try:
         server = getattr(import_module(f"tensorhub_runner.servers.{module}"), kind)
@@ -46,6 +48,28 @@ def server_of(settings: Settings) -> Server | None:
         ) from None
     model = "" if settings.runner_model is None else str(settings.runner_model)
     return cast("Callable[[str, str], Server]", server)(settings.runner_url, model)
+
+
+def _vllm_in_process(settings: Settings) -> Server:
+    from tensorhub_runner.servers.vllm_in_process import VllmInProcess  # noqa: PLC0415 (it imports vLLM)
+
+    _refuse_mapped(settings)
+    model = settings.runner_model
+    if model is None:
+        raise InvalidSetting(
+            "neither TENSORHUB_RUNNER_URL nor TENSORHUB_RUNNER_MODEL is set: name the vLLM server, as in "
+            "http://127.0.0.1:8000, or the folder with the config.json of the model, for vLLM in the runner's process"
+        )
+    if not (model / "config.json").is_file():
+        raise InvalidSetting(f"TENSORHUB_RUNNER_MODEL can't be used: no config.json in {model}")
+    return VllmInProcess(model.absolute(), settings.runner_vllm_args)
+
+
+def _refuse_mapped(settings: Settings) -> None:
+    if settings.runner_install == "mapped":
+        raise InvalidSetting(
+            "TENSORHUB_RUNNER_INSTALL is mapped, and a server has weights of its own: leave it at staged"
+        )
 
 
 def load_engine(settings: Settings) -> LoadedEngine:

@@ -60,8 +60,8 @@ class RunnerService:
     async def run(self) -> None:
         """Load the engine or find its server, bring its weights, and serve until cancelled."""
         settings, job = self._settings, self._settings.job
-        server = server_of(settings)
-        # Building a model takes seconds; NATS must have its answers meanwhile.
+        # Importing vLLM or building a model takes seconds; NATS must have its answers meanwhile.
+        server = await asyncio.to_thread(server_of, settings)
         loaded = None if server is not None else await asyncio.to_thread(load_engine, settings)
         limits = RunnerLimits(slots=settings.runner_slots if loaded is None else loaded.engine.capacity.slots)
         incarnation = time.time_ns() // 1_000_000

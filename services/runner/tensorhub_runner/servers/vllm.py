@@ -16,19 +16,13 @@ from typing import Any, Final
 
 import msgspec
 
-from tensorhub_common.errors import BadPrompt
 from tensorhub_common.protocol.rollout.messages import RunEngine, Sampling
 from tensorhub_runner.servers.http import ANSWER_S_MAX, ERROR_CHARS_MAX, LOAD_S_MAX, STAND_STILL_S_MAX, HttpServer
-from tensorhub_runner.servers.server import EndReason, ServerLost, ServerUnfit, Streamed, WeightSource
+from tensorhub_runner.servers.server import ServerLost, ServerUnfit, Streamed, WeightSource
+from tensorhub_runner.servers.vllm_sampling import REASONS, sampling_params
 
 CONFIG_S_MAX: Final = 120.0
 """The bound of the question for its configuration: vLLM looks at all packages of the machine before it answers."""
-SEED_BITS: Final = 63
-"""vLLM gives a seed to torch as a signed number."""
-
-_REASONS: Final[dict[str, EndReason]] = {"stop": "stop", "length": "length", "abort": "interrupted"}
-_MIX: Final = 0x9E37_79B9_7F4A_7C15
-"""An odd number without pattern, as in splitmix64."""
 
 
 class _TokenLogprob(msgspec.Struct):
@@ -56,15 +50,6 @@ class _Event(msgspec.Struct):
 
 
 _events: Final = msgspec.json.Decoder(_Event)
-
-
-def seed_at(seed: int, made: int) -> int:
-    """Return the seed of a stream that goes on behind `made` tokens of a response.
-
-    vLLM draws from a generator that begins with the stream. With one seed for all parts of a response, the noise of its
-    first tokens would come again behind each move.
-    """
-    return (seed ^ (made * _MIX)) % (1 << SEED_BITS)
 
 
 class VllmServer(HttpServer):
@@ -119,7 +104,7 @@ class VllmServer(HttpServer):
             # A name that comes again, behind a move, is another request.
             "request_id": f"{name}-{secrets.token_hex(4)}",
             "token_ids": context,
-            "sampling_params": _sampling_params(sampling, made),
+            "sampling_params": sampling_params(sampling, made),
             "stream": True,
             "cache_salt": self._salt,
         }
@@ -140,12 +125,12 @@ class VllmServer(HttpServer):
         if len(content) != len(tokens):
             raise self._lost(f"gives {len(tokens)} tokens with {len(content)} log-probabilities")
         reason = choice.finish_reason
-        if reason is not None and reason not in _REASONS:
+        if reason is not None and reason not in REASONS:
             raise self._lost(f"ends a response as {reason!r:.40}")
         return Streamed(
             tokens,
             tuple(each.logprob for each in content),
-            None if reason is None else _REASONS[reason],
+            None if reason is None else REASONS[reason],
             tuple(each.version for each in choice.weight_versions or ()),
         )
 
@@ -179,25 +164,3 @@ class VllmServer(HttpServer):
 
     def _forget(self) -> None:
         self._facts, self._is_initialised = None, False
-
-
-def _sampling_params(sampling: Sampling, made: int) -> dict[str, object]:
-    """Return vLLM's parameters for what is left of a response. Raises `BadPrompt` where vLLM can't do what is asked."""
-    is_narrowed = sampling.top_p < 1.0 or sampling.top_k > 0
-    if sampling.logprobs == "temperature" and is_narrowed:
-        raise BadPrompt(
-            "logprobs='temperature' with top_p or top_k needs an engine that gives both distributions: vLLM gives the "
-            "processed one. Take logprobs='processed', or the torch engine"
-        )
-    return {
-        "max_tokens": sampling.tokens_max - made,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "seed": seed_at(sampling.seed, made),
-        "stop_token_ids": list(sampling.stop_token_ids),
-        # The model's own end counts only where the request names it.
-        "ignore_eos": True,
-        "logprobs": 0,
-        "detokenize": False,
-    }

@@ -12,7 +12,8 @@ from tensorhub_common.errors import BadPrompt
 from tensorhub_common.protocol.rollout.messages import RunEngine, Sampling
 from tensorhub_runner.servers import http
 from tensorhub_runner.servers.server import ServerBusy, ServerLost, ServerUnfit, Streamed, WeightSource
-from tensorhub_runner.servers.vllm import VllmServer, seed_at
+from tensorhub_runner.servers.vllm import VllmServer
+from tensorhub_runner.servers.vllm_sampling import seed_at
 
 SEED = 11
 PROMPT = [2, SEED]

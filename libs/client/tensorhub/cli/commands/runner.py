@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -19,6 +20,8 @@ from tensorhub_common.config import parsers
 from tensorhub_common.config.settings import Settings
 
 _SERVERS: Final = ("vllm", "sglang")
+_IN_PROCESS: Final = "vllm"
+"""The engine of others that the runner makes in its own process where no server is named."""
 
 
 def runner(
@@ -36,6 +39,12 @@ def runner(
     ] = None,
     url: Annotated[
         str, typer.Option(help="The server that generates, on this host: http://127.0.0.1:8000.", show_default=False)
+    ] = "",
+    engine_args: Annotated[
+        str,
+        typer.Option(
+            help="vLLM's own options, without --url: '--tensor-parallel-size 2'.", metavar="ARGS", show_default=False
+        ),
     ] = "",
     hub_model: Annotated[
         str, typer.Option(help="The model of the hub whose versions it loads.", parser=options.name_of("model"))
@@ -64,6 +73,7 @@ def runner(
 ) -> None:
     """Run an engine that generates for a job's rollouts. It follows the versions of its model."""
     address_of_server = _server(engine, url, mapped=mapped)
+    _check_in_process(engine, url, model, engine_args)
     if engine == "torch":
         if model is None:
             raise typer.BadParameter("the torch engine needs a model, as in --model ./my-model", param_hint="--model")
@@ -86,8 +96,9 @@ def runner(
         "TENSORHUB_JOB": job_of(job, settings),
         "TENSORHUB_RUNNER_ID": name,
         "TENSORHUB_RUNNER_ENGINE": engine,
-        "TENSORHUB_RUNNER_MODEL": _model(engine, model),
+        "TENSORHUB_RUNNER_MODEL": _model(engine, url, model),
         "TENSORHUB_RUNNER_URL": address_of_server,
+        "TENSORHUB_RUNNER_VLLM_ARGS": engine_args,
         "TENSORHUB_RUNNER_HUB_MODEL": hub_model,
         "TENSORHUB_RUNNER_SPOT": "on" if spot else "off",
         "TENSORHUB_RUNNER_INSTALL": "mapped" if mapped else "staged",
@@ -109,10 +120,14 @@ def _server(engine: str, url: str, *, mapped: bool) -> str:
         if url:
             raise typer.BadParameter(f"engine {engine} is no server: leave --url out", param_hint="--url")
         return ""
-    if not url:
-        raise typer.BadParameter(f"engine {engine} needs --url, as in --url http://127.0.0.1:8000", param_hint="--url")
     if mapped:
         raise typer.BadParameter("a server has weights of its own: leave --mapped out", param_hint="--mapped")
+    if not url:
+        if engine == _IN_PROCESS:
+            return ""
+        raise typer.BadParameter(
+            f"engine {engine} needs --url, as in --url http://127.0.0.1:8000", param_hint="--url"
+        )
     need(f"engine {engine}", "aiohttp", extra=engine)
     try:
         return parsers.loopback_url(url)
@@ -120,11 +135,31 @@ def _server(engine: str, url: str, *, mapped: bool) -> str:
         raise typer.BadParameter(f"{url!r} {why}", param_hint="--url") from None
 
 
-def _model(engine: str, model: Path | None) -> str:
+def _check_in_process(engine: str, url: str, model: Path | None, engine_args: str) -> None:
+    """Raise `BadParameter` unless there is what an engine of others in the runner's process needs, if it is one."""
+    if engine != _IN_PROCESS or url:
+        if engine_args:
+            raise typer.BadParameter("it is for vLLM without --url: leave it out", param_hint="--engine-args")
+        return
+    if model is None:
+        raise typer.BadParameter(
+            f"engine {engine} needs --url, as in --url http://127.0.0.1:8000, or --model ./my-model to run in process",
+            param_hint="--url",
+        )
+    if not (model / "config.json").is_file():
+        raise typer.BadParameter(f"there is no config.json in {model}", param_hint="--model")
+    if find_spec("vllm") is None:
+        raise typer.BadParameter(
+            "vLLM is not installed here: pip install vllm 'tensorhub[vllm]', or name a server with --url",
+            param_hint="--engine",
+        )
+
+
+def _model(engine: str, url: str, model: Path | None) -> str:
     """Return the folder of a model, or the name under which a server has it."""
     if model is None:
         return ""
-    return str(model) if engine in _SERVERS else str(model.absolute())
+    return str(model) if engine in _SERVERS and url else str(model.absolute())
 
 
 def _own_key(settings: Settings, name: str) -> Path | None:
