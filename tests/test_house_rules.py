@@ -70,8 +70,8 @@ UNSUPERVISED_BUT: Final = {
     "services/agent/tensorhub_agent/jobs/worker_server.py": "the end of a worker closes its connection, no more",
     "services/agent/tensorhub_agent/transports/ucxx/gather_client.py": "tasks that are awaited there",
     "services/runner/tensorhub_runner/app/engine_thread.py": "calls of the engine that are awaited there",
-    "services/runner/tensorhub_runner/servers/vllm_in_process.py": "a call that blocks, whose error is raised to who awaits it",
-    "libs/client/tensorhub/integrations/vllm/__init__.py": "a thread in vLLM's own processes, which ends them and does no more",
+    "services/runner/tensorhub_runner/servers/vllm_in_process.py": "a blocking call that is awaited there",
+    "libs/client/tensorhub/integrations/vllm/__init__.py": "a thread that ends vLLM's own process",
 }
 """Files that may, and why."""
 
