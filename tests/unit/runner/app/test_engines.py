@@ -40,7 +40,7 @@ def test_what_an_engine_can_not_be_made_of_is_told(model: str, given: dict[str, 
     [
         ({}, "neither TENSORHUB_RUNNER_URL nor TENSORHUB_RUNNER_MODEL is set"),
         ({"MODEL": "/nowhere"}, "no config.json in /nowhere"),
-        ({"URL": "http://127.0.0.1:1", "VLLM_ARGS": "--seed 1"}, "is for an engine in process"),
+        ({"URL": "http://127.0.0.1:1", "VLLM_ARGS": "--seed 1"}, "is for vLLM in process"),
         ({"URL": "http://127.0.0.1:1", "INSTALL": "mapped"}, "TENSORHUB_RUNNER_INSTALL is mapped"),
         ({"URL": "http://10.0.0.7:8000"}, "no authentication"),
         ({"URL": "https://127.0.0.1:8000"}, "as http://127.0.0.1:8000"),

@@ -125,9 +125,7 @@ def _server(engine: str, url: str, *, mapped: bool) -> str:
     if not url:
         if engine == _IN_PROCESS:
             return ""
-        raise typer.BadParameter(
-            f"engine {engine} needs --url, as in --url http://127.0.0.1:8000", param_hint="--url"
-        )
+        raise typer.BadParameter(f"engine {engine} needs --url, as in --url http://127.0.0.1:8000", param_hint="--url")
     need(f"engine {engine}", "aiohttp", extra=engine)
     try:
         return parsers.loopback_url(url)
