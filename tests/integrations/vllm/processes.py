@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import aiohttp
 from tests.kit.hubs import RunningHub
@@ -26,6 +26,13 @@ ENVIRONMENT: Final = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
 }
+
+
+class ServerProcess(Protocol):
+    """A server of any kind."""
+
+    @property
+    def url(self) -> str: ...
 
 
 @dataclass
@@ -96,9 +103,11 @@ class VllmProcess:
 
 
 @asynccontextmanager
-async def runner_beside(server: VllmProcess, hub: RunningHub, job: str, name: str, agent: int) -> AsyncIterator[int]:
+async def runner_beside(
+    server: "ServerProcess", hub: RunningHub, job: str, name: str, agent: int, engine: str = "vllm"
+) -> AsyncIterator[int]:
     """Run `tensorhub runner` at an agent; yield its process."""
-    command = [sys.executable, "-m", "tensorhub_launcher", "runner", "--engine", "vllm", "--url", server.url]
+    command = [sys.executable, "-m", "tensorhub_launcher", "runner", "--engine", engine, "--url", server.url]
     command += ["--replica", name, "--agent", hub.file.agents[agent].socket, "--dir", str(hub.directory)]
     with (hub.directory / "logs" / f"{name}.log").open("ab") as log:
         process = subprocess.Popen(  # noqa: ASYNC220 (it starts at once)

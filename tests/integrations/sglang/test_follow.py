@@ -1,0 +1,192 @@
+"""A real SGLang server on a CPU follows versions: its greedy tokens are those of each version, and come once."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import pytest
+import pytest_asyncio
+import torch
+from tests.integrations.vllm.processes import runner_beside
+from tests.integrations.vllm.trainers import Trainer, draw
+from tests.kit.hubs import RunningHub, new_job, running_hub
+from tests.kit.waiting import until
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+import tensorhub
+from tensorhub import Prompt, Sampling
+from tensorhub.local.hub import LocalRollouts
+from tensorhub_runner.servers.sglang import LOADER
+
+START_S: Final = 300.0
+TOKENS: Final = 24
+VERSIONS: Final = 10
+PROMPTS: Final = [[1, 5, 9, 33, 7], [4, 4], [*range(100, 140)], [511]]
+EPSILON: Final = 1e-3
+"""Greedy tokens may differ where the two likeliest are closer than this, in logits."""
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(3 * START_S)]
+
+
+@dataclass
+class SglangProcess:
+    """One server, which may be killed and started again. Attention by torch needs no kernels of a GPU."""
+
+    model: Path
+    port: int
+    log: Path
+    process: "subprocess.Popen[bytes] | None" = field(default=None, init=False)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(self.model), "--device", "cpu"]
+        command += ["--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--dtype", "float32"]
+        command += ["--host", "127.0.0.1", "--port", str(self.port), "--skip-tokenizer-init"]
+        command += ["--max-total-tokens", "16384", "--max-running-requests", "32", "--context-length", "512"]
+        command += ["--incremental-streaming-output", "--custom-weight-loader", LOADER]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command, env=os.environ | self._environment(), stdout=log, stderr=log, start_new_session=True
+            )
+
+    def _environment(self) -> dict[str, str]:
+        """Return what a server without SGLang's kernels needs: one name of vLLM, which it imports and does not call."""
+        folder = self.log.parent / "modules"
+        (folder / "vllm").mkdir(parents=True, exist_ok=True)
+        (folder / "vllm" / "__init__.py").touch()
+        (folder / "vllm" / "_custom_ops.py").write_text(
+            "def rotary_embedding(*_, **__):\n    raise NotImplementedError\n"
+        )
+        return {"HF_HUB_OFFLINE": "1", "PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}"}
+
+    async def ready(self) -> None:
+        async def answers() -> bool:
+            assert self.process is not None
+            assert self.process.poll() is None, self.log.read_text()[-3000:]
+            with suppress(OSError, aiohttp.ClientError):
+                async with aiohttp.ClientSession() as session, session.get(self.url + "/ready") as got:
+                    return got.status == 200
+            return False
+
+        await until(answers, f"the server at {self.url} answers", START_S)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    async def version(self) -> str:
+        async with aiohttp.ClientSession() as session, session.get(self.url + "/model_info") as got:
+            said: dict[str, Any] = await got.json()
+        return str(said["weight_version"])
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = Qwen2Config(
+        vocab_size=512,
+        hidden_size=128,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+    )
+    folder = tmp_path_factory.mktemp("model")
+    Qwen2ForCausalLM(config).to(torch.float32).save_pretrained(folder)
+    return folder
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningHub]:
+    async with running_hub(
+        tmp_path_factory.mktemp("hub"), hosts=2, rollouts=LocalRollouts(), TENSORHUB_METRICS="0"
+    ) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def server(
+    model_folder: Path, tmp_path_factory: pytest.TempPathFactory, unused_tcp_port_factory: Any
+) -> AsyncIterator[SglangProcess]:
+    made = SglangProcess(model_folder, unused_tcp_port_factory(), tmp_path_factory.mktemp("server") / "server.log")
+    made.start()
+    try:
+        await made.ready()
+        yield made
+    finally:
+        made.kill()
+
+
+def greedy_is_of(module: Qwen2ForCausalLM, response: tensorhub.Response) -> bool:
+    """Return whether all tokens are the likeliest, but for such that are as likely as that."""
+    ids, tokens = response.prompt_ids.tolist(), response.token_ids.tolist()
+    with torch.no_grad():
+        logits = module(torch.tensor([[*ids, *tokens]])).logits[0][len(ids) - 1 : -1]
+    chosen = logits[torch.arange(len(tokens)), torch.tensor(tokens)]
+    return bool((logits.max(-1).values - chosen <= EPSILON).all())
+
+
+async def responses(rollouts: tensorhub.AsyncRollouts, count: int) -> list[tensorhub.Response]:
+    came: list[tensorhub.Response] = []
+    async for batch in rollouts.batches(min_responses=1, wait_s=START_S):
+        came += batch.responses
+        await batch.done()
+        if len(came) >= count:
+            break
+    return came
+
+
+async def test_ten_versions_make_their_own_tokens(server: SglangProcess, hub: RunningHub, model_folder: Path) -> None:
+    """The versions come over ucxx, from a trainer on another host."""
+    job = new_job()
+    module = Qwen2ForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    made: set[str] = set()
+    async with await hub.connect(job) as here, runner_beside(server, hub, job, "far", 1, "sglang"):
+        trainer = await Trainer.at(here, model_folder)
+        rollouts = await here.rollouts("policy", sampling=Sampling(max_tokens=TOKENS, temperature=0.0), staleness=0)
+        for seed in range(VERSIONS):
+            version = await trainer.publish(seed)
+            await rollouts.submit([Prompt(each, id=f"{seed}-{at}") for at, each in enumerate(PROMPTS)])
+            came = await responses(rollouts, len(PROMPTS))
+            draw(module, seed)
+            assert {int(each) for one in came for each in one.versions} == {version}
+            assert all(greedy_is_of(module, each) for each in came)
+            assert await server.version() == str(version)
+            made.add(str(sorted(each.token_ids.tolist() for each in came)))
+        await rollouts.close()
+    assert len(made) == VERSIONS
+
+
+async def test_a_server_that_is_killed_costs_no_response(
+    server: SglangProcess, hub: RunningHub, model_folder: Path
+) -> None:
+    job = new_job()
+    module = Qwen2ForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    async with await hub.connect(job) as here, runner_beside(server, hub, job, "one", 0, "sglang"):
+        trainer = await Trainer.at(here, model_folder)
+        await trainer.publish(3)
+        rollouts = await here.rollouts("policy", sampling=Sampling(max_tokens=200, temperature=0.0))
+        await rollouts.submit([Prompt([1 + each, 7], id=f"p{each}") for each in range(24)])
+        came = await responses(rollouts, 1)
+        server.kill()
+        server.start()
+        came += await responses(rollouts, 24 - len(came))
+        await rollouts.close()
+    draw(module, 3)
+    assert len({each.group for each in came}) == len(came) == 24
+    assert all(greedy_is_of(module, each) for each in came)
+    await asyncio.wait_for(server.ready(), START_S)
