@@ -52,6 +52,10 @@ class FakeSglang:
     """Whether a stream that is aborted ends as one whose request went back into the queue."""
     fails: set[str] = field(default_factory=set)
     """Paths that answer with status 500."""
+    closed: int | None = None
+    """All paths answer with this status."""
+    holds_new: bool = False
+    """New requests wait until it goes on, as those that come while it stands still."""
     asked: list[str] = field(default_factory=list)
     requests: list[dict[str, Any]] = field(default_factory=list)
     updates: list[dict[str, Any]] = field(default_factory=list)
@@ -99,6 +103,8 @@ class FakeSglang:
         self.asked.append(request.path)
         if request.path in self.fails:
             return web.Response(text="Internal Server Error", status=500)
+        if self.closed is not None:
+            return web.json_response({"error": "Unauthorized"}, status=self.closed)
         answer: web.StreamResponse = await handler(request)
         return answer
 
@@ -118,7 +124,7 @@ class FakeSglang:
         return web.json_response(fitting | self.options)
 
     async def _model_info(self, _: web.Request) -> web.Response:
-        return web.json_response({"weight_version": self.version})
+        return web.json_response({"weight_version": self.says_version or self.version})
 
     async def _ready(self, _: web.Request) -> web.Response:
         return web.Response(status=503 if self.is_paused else 200)
@@ -188,6 +194,8 @@ class FakeSglang:
         self.requests.append(asked)
         answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await answer.prepare(request)
+        if self.holds_new:
+            self._resumed.clear()
         await self._resumed.wait()
         self.running += 1
         try:

@@ -14,6 +14,7 @@ from tests.kit.waiting import until
 
 from tensorhub_common.errors import BadPrompt
 from tensorhub_common.protocol.rollout.messages import RunEngine, Sampling
+from tensorhub_runner.servers import http
 from tensorhub_runner.servers.server import ServerBusy, ServerLost, ServerUnfit, Streamed, WeightSource
 from tensorhub_runner.servers.sglang import SglangServer, named_nothing
 
@@ -202,3 +203,58 @@ async def test_a_stream_that_breaks_off_has_no_reason(server: SglangServer, fake
     fake.breaks_after = 2
     came = await all_of(server, Sampling(5, SEED))
     assert [each.reason for each in came] == [None, None]
+
+
+async def test_an_update_that_a_killed_runner_has_begun_is_ended_by_the_next_one(
+    server: SglangServer, fake: FakeSglang
+) -> None:
+    await server.stand_still()
+    fake.is_updating = True
+    await server.load(SOURCE, 2)
+    assert (fake.version, fake.is_updating) == ("2", False)
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+async def test_a_server_that_is_closed_to_a_runner_is_unfit(
+    server: SglangServer, fake: FakeSglang, status: int
+) -> None:
+    fake.closed = status
+    for asked in (server.check(), server.stand_still(), all_of(server, Sampling(5, SEED))):
+        with pytest.raises(ServerUnfit, match="--incremental-streaming-output .* without --api-key"):
+            await asked
+
+
+async def test_a_stream_that_is_silent_ends_without_a_reason_and_takes_no_other_with_it(
+    server: SglangServer, fake: FakeSglang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "SILENCE_S_MAX", 0.05)
+    fake.holds_new = True
+    assert await all_of(server, Sampling(5, SEED)) == []
+
+
+async def test_weights_of_somebody_else_are_told_of_in_health_and_streams(
+    server: SglangServer, fake: FakeSglang
+) -> None:
+    fake.says_version = "9"
+    assert not await server.is_healthy(1)
+    assert (await all_of(server, Sampling(2, SEED)))[-1].versions == ("9",)
+
+
+async def test_a_server_that_came_anew_is_asked_again_what_it_is_and_has_as_many_payloads_as_ranks(
+    fake: FakeSglang,
+) -> None:
+    async with fake.serving() as url:
+        server = SglangServer(url)
+        await server.check()
+    assert not await server.is_healthy(1)
+    fake.options = {"tp_size": 4}
+    async with fake.serving(int(url.rpartition(":")[2])):
+        await server.stand_still()
+        await server.load(SOURCE, 2)
+        assert len(fake.updates[-1]["serialized_named_tensors"]) == 4
+    assert not await server.is_healthy(2)
+    fake.options = {"custom_weight_loader": []}
+    async with fake.serving(int(url.rpartition(":")[2])):
+        with pytest.raises(ServerUnfit, match="can't load from the hub"):
+            await server.check()
+    await server.close()
