@@ -233,6 +233,7 @@ async def test_what_can_not_be_written_is_one_line_and_a_closed_pipe_is_no_error
     assert ended == (0, "", "")
 
 
+@pytest.mark.long
 async def test_status_and_doctor_name_a_process_that_is_stopped(
     hub: RunningHub, folder: Path, published: Published
 ) -> None:
@@ -278,6 +279,7 @@ async def test_a_variable_that_is_no_setting_is_reported_by_commands(folder: Pat
     assert err == "tensorhub: TENSORHUB_BEATS is set, which is no setting of TensorHub: is TENSORHUB_BEAT_S meant?\n"
 
 
+@pytest.mark.long
 async def test_weights_in_files_go_in_and_come_out(hub: RunningHub, tmp_path: Path) -> None:
     job = new_job()
     given = {"w": torch.randn(1000, 30), "flag": torch.ones((), dtype=torch.bool), "half": torch.randn(7).half()}

@@ -118,6 +118,7 @@ def by_delta(report: ReadReport) -> bool:
     return any(each.how == "delta" for source in report.sources for each in source.encoded)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("install", ["in-place", "staged"])
 async def test_one_percent_of_the_values_is_far_less_of_the_bytes(hub: RunningHub, install: Install) -> None:
     async with training(hub, install) as it:
@@ -146,6 +147,7 @@ async def test_either_end_may_be_in_a_gpus_memory(hub: RunningHub, memories: tup
             assert wire_share(report) <= SHARE_MAX, report
 
 
+@pytest.mark.long
 async def test_a_reader_serves_the_delta_that_it_has_applied(hub: RunningHub) -> None:
     """The trainer has gone on to write when the last reader comes: the other reader gives it the delta."""
     async with training(hub) as it:

@@ -45,6 +45,7 @@ async def overwrite(shard: tensorhub.AsyncShard, value: float, *, publish: bool 
         write(shard, full(value))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("installs", [STAGED, MAPPED], ids=lambda installs: installs[1])
 async def test_a_module_swaps_beneath_its_parameters(hub: RunningHub, installs: tuple[Install, Install]) -> None:
     model, engine_model = nn.Linear(8, 8), nn.Linear(8, 8)

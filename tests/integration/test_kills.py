@@ -101,6 +101,7 @@ async def test_without_the_drain_torn_pieces_are_met_and_none_is_committed(tmp_p
 # Crowds: `make crowds` plays a thousand of each.
 
 
+@pytest.mark.long
 async def test_every_call_ends_and_every_shard_serves_after_a_kill(tmp_path: Path) -> None:
     """More calls than register at a time."""
     found = await crowds.calls(tmp_path, REGISTERING_MAX + 36)

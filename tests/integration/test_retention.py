@@ -73,6 +73,7 @@ async def test_a_copy_outlives_the_process_of_its_agent(hub: RunningHub) -> None
         await reading.retain("m", last=0)
 
 
+@pytest.mark.long
 async def test_what_is_retained_no_longer_is_let_go(hub: RunningHub) -> None:
     async with hub.connected(agents=3) as (here, there, _):
         trainer = await here.register("m", weights(1), replica="trainer")

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 two_hosts = hub_over(BOTH)
 
 
+@pytest.mark.long
 async def test_versions_in_a_row_and_a_reader_that_passes_one_on(two_hosts: RunningHub) -> None:
     """Each version arrives as itself, numbers may be left out, and what is held is fetched once."""
     async with two_hosts.pair(weights(0)) as it:
@@ -109,6 +110,7 @@ async def test_watch_ends_with_its_hub(hub: RunningHub) -> None:
             await watching
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("install", ["in-place", "staged"])
 async def test_a_worker_that_was_killed_finds_its_memory(hub: RunningHub, install: Install) -> None:
     """A trainer what it published. A staged engine what was swapped in: after one swap that is its second segment."""

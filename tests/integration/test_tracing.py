@@ -113,6 +113,7 @@ NAMES = {child.partition(" ")[2]: 1 for _, child in PUBLICATION | TRANSFER}
 WITHOUT_SDK = {name: 1 for name in NAMES if name != "update"}
 
 
+@pytest.mark.long
 async def test_one_version_is_one_trace_over_all_processes(hub: RunningHub, receiver: Receiver) -> None:
     """Registry, planner, two agents and two workers, with the parents right."""
     job = new_job()
@@ -134,6 +135,7 @@ async def test_one_version_is_one_trace_over_all_processes(hub: RunningHub, rece
     assert wait.span in transfer.links, "it is no part of the version's trace"
 
 
+@pytest.mark.long
 async def test_the_shards_of_a_version_are_in_one_trace(hub: RunningHub, receiver: Receiver) -> None:
     """Two shards publish and two read: one of the publish spans is the root."""
     job = new_job()
@@ -155,6 +157,7 @@ async def test_workers_without_telemetry_are_left_out(hub: RunningHub, receiver:
     assert [each.name for each in spans if not each.parent] == ["publish"]
 
 
+@pytest.mark.long
 async def test_of_a_version_that_is_not_sampled_no_process_makes_a_span(hub: RunningHub, receiver: Receiver) -> None:
     """Its trainer's sampler decides for all processes. A later version's spans come after what it would leave."""
     unsampled, sampled = new_job(), new_job()

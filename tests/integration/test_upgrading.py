@@ -27,6 +27,7 @@ async def level_of(hub: RunningHub, job: str) -> int:
     return level
 
 
+@pytest.mark.long
 async def test_a_job_goes_on_at_the_new_level(hub: RunningHub) -> None:
     job = new_job()
     values = {"w": torch.arange(77.0)}
@@ -70,6 +71,7 @@ async def test_nothing_is_raised_while_a_folder_does_not_know_it(
             assert await level_of(hub, job) == 0
 
 
+@pytest.mark.long
 async def test_a_level_that_the_registry_does_not_know_is_refused(hub: RunningHub) -> None:
     job = new_job()
     async with hub.connected(job, agents=1) as (connected,):

@@ -76,6 +76,7 @@ def said(events: list[str], after: int) -> list[Entry]:
     return entries
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2])
 def test_two_releases_fold_one_log_alike(old: str, seed: int) -> None:
     """What both know of each event is the same, and each goes on from the other's snapshot of the middle."""
@@ -96,6 +97,7 @@ def test_two_releases_fold_one_log_alike(old: str, seed: int) -> None:
         )
 
 
+@pytest.mark.long
 def test_each_follows_the_other_as_its_leader(old: str) -> None:
     """A standby compares what the leader of the other release wrote with what it decided itself."""
     entries = commands_by_chance(3)

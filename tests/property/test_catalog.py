@@ -189,6 +189,7 @@ RETAINED = {
 }
 
 
+@pytest.mark.long
 @once_all_was_seen_and_slowly_all
 def test_seeded_lives_come_to_everything_that_retention_does(to_the_end: bool) -> None:  # noqa: FBT001
     """What no life comes to is not tested."""

@@ -114,6 +114,7 @@ def assert_no_circle(waits_for: dict[int, set[int]]) -> None:
         left -= ended
 
 
+@pytest.mark.long
 @given(
     readers(),
     st.lists(places, min_size=CHAINED + 1, max_size=CHAINED + 1),
@@ -319,6 +320,7 @@ def decided(asked: PlanRequest, who: Candidates, execution: NumberedProgram, siz
     return answer
 
 
+@pytest.mark.long
 @given(st.permutations(range(1, 7)), st.integers(2, 6), st.lists(st.booleans(), min_size=6, max_size=6))
 def test_each_byte_crosses_once_whoever_has_come_meanwhile(order: list[int], count: int, meanwhile: list[bool]) -> None:
     """Each asks a planner of its own; some of them when a holder of another layout has come."""

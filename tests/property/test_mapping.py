@@ -141,6 +141,7 @@ def filled(entry: TensorEntry, weights: Values[str, Array]) -> Array:
     return array
 
 
+@pytest.mark.long
 @given(workers=_models())
 def test_each_rank_of_vllm_gets_what_its_loaders_would_have_left(workers: list[Worked]) -> None:
     weights = checkpoint(workers[0][0])

@@ -58,6 +58,7 @@ def check(model: Model, reader: Layout, layouts: dict[str, Layout], chance: np.r
     np.testing.assert_array_equal(found, np.where(marks(reader), memory(model, reader), before))
 
 
+@pytest.mark.long
 @given(st.data(), st.integers(0, 2**32 - 1))
 @settings(max_examples=examples(2.0))
 def test_any_sharding_becomes_any_other(data: st.DataObject, seed: int) -> None:

@@ -134,6 +134,7 @@ def test_chance_goes_everywhere(make: Callable[[int], World], seeds: range, want
     assert all(seen[name] for name in (*wanted, "relayed", "closed: it made no progress")), seen
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bug", [*SOON_FOUND, *SOON_FOUND_IN_FP8])
 def test_a_planted_bug_is_found(bug: str) -> None:
     if bug in SOON_FOUND:

@@ -104,6 +104,7 @@ def test_what_broke_a_worker_off_and_in_which_test_stands_at_the_end(tmp_path: P
     assert len(end) <= 2 * LINES_MAX
 
 
+@pytest.mark.long
 def test_what_can_be_sent_stays_as_it_is() -> None:
     report = {"nodeid": "a::b", "when": None, "duration": 0.5, "sections": [("out", "ä")], "keywords": {"b": 1}}
     assert written(report) == report

@@ -35,6 +35,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
         await each.kill()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_ends_it(start: Start, nats_server: RunningNats, world: Job, number: int) -> None:
     process = await start(nats_server.url)
@@ -47,6 +48,7 @@ async def test_a_signal_ends_it(start: Start, nats_server: RunningNats, world: J
     assert "Traceback" not in process.log.read_text()
 
 
+@pytest.mark.long
 async def test_a_signal_ends_it_while_nats_hangs(start: Start, own_nats_server: RunningNats) -> None:
     """A server that takes everything and answers nothing is the worst of its kinds."""
     process = await start(own_nats_server.url)
@@ -68,6 +70,7 @@ async def test_it_waits_for_nats(start: Start, own_nats_server: RunningNats) -> 
     await process.wait_says('"ready"')
 
 
+@pytest.mark.long
 async def test_a_log_that_was_deleted_stops_that_job_alone(
     start: Start, own_nats_server: RunningNats, own_bus: Bus
 ) -> None:
@@ -82,6 +85,7 @@ async def test_a_log_that_was_deleted_stops_that_job_alone(
     assert "Traceback" not in process.log.read_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("nats", [None, "http://nowhere"])
 async def test_wrong_usage(start: Start, nats: str | None) -> None:
     process = await start(nats)

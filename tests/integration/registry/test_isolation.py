@@ -439,6 +439,7 @@ async def test_no_job_is_raised_where_no_process_says_what_it_knows(own_bus: Bus
         await release_survey.ReleaseSurvey(own_bus, None).behind(NEWEST_LEVEL)
 
 
+@pytest.mark.long
 async def test_a_fault_elsewhere_ends_the_process_with_one_line(stage: Stage) -> None:
     """The core that watches all jobs' agents fails: nothing can go on without it, and a new process can."""
     registry = await stage.started(module="tests.integration.registry.faulty_registry")

@@ -86,6 +86,7 @@ async def test_the_outcome_comes_by_inbox_by_question_and_with_its_trace(watched
     assert "no command" in (await watched.ask("outcome", QueryError, b'{"seq":%d}' % (seq + 1))).message
 
 
+@pytest.mark.long
 async def test_a_message_id_that_looks_like_an_events_takes_no_outcome_away(watched: WatchedJob) -> None:
     """JetStream knows repeats by their id in the whole stream, whoever used it first."""
     body = b'{"verb":"publish","model":"m","replica":"r"}'
@@ -94,6 +95,7 @@ async def test_a_message_id_that_looks_like_an_events_takes_no_outcome_away(watc
     await watched.wait_settled()
 
 
+@pytest.mark.long
 async def test_a_full_log_is_waited_for(watched: WatchedJob, registry: RunningService) -> None:
     """An odd number of entries leaves no room for the last outcome; the registry says so, and goes on once there is."""
     stream = watched.log.stream
@@ -122,6 +124,7 @@ async def test_a_job_whose_log_was_deleted_can_be_opened_anew(
     await again.wait_settled()
 
 
+@pytest.mark.long
 async def test_the_streams_of_rollouts_come_and_go_with_the_job(watched: WatchedJob, stage: Stage) -> None:
     """An older release did not make them: they are made when its job is opened again, and nothing else is."""
     assert await stores_there(stage.bus, stage.job) == [stream(stage.job) for stream in STORES]

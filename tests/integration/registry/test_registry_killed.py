@@ -43,6 +43,7 @@ async def test_killed_at_random_moments(seed: int, stage: Stage) -> None:
     await watched.wait_settled()
 
 
+@pytest.mark.long
 async def test_two_registries_take_turns(stage: Stage) -> None:
     """The leader is stopped or killed, the other goes on when the lease has run out, and what wakes up is refused."""
     pair = await stage.pair()

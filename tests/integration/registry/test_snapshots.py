@@ -157,6 +157,7 @@ async def test_a_standby_that_was_away_for_long_loads_a_snapshot(stage: Stage) -
     await watched.wait_settled()
 
 
+@pytest.mark.long
 async def test_a_full_log_is_trimmed_behind_a_snapshot(stage: Stage) -> None:
     registry = await stage.started()
     watched = await stage.open()

@@ -61,6 +61,7 @@ async def spans_of(job: RolloutJob, group: str, index: int) -> CollectedSpans:
         )
 
 
+@pytest.mark.long
 async def test_a_response_is_one_trace_from_its_submission_to_done(job: RolloutJob) -> None:
     await generated(job, "traced", Prompt([1, 2], id="p-1"))
     spans = (await spans_of(job, "p-1", 2)).spans
@@ -90,6 +91,7 @@ async def test_a_response_is_one_trace_from_its_submission_to_done(job: RolloutJ
     assert submit.attributes["tensorhub.groups"] == 1
 
 
+@pytest.mark.long
 async def test_a_response_is_listed_and_drawn_by_the_command(job: RolloutJob) -> None:
     await generated(job, "drawn", Prompt([1, 2], id="p-2"))
     wanted = {("p-2", str(index)) for index in range(4)}
@@ -170,6 +172,7 @@ def sum_of(page: Samples, name: str) -> float:
     return sum(value for (each, _), value in page.items() if each == name)
 
 
+@pytest.mark.long
 async def test_responses_that_begin_anew_are_counted_with_what_that_costs(job: RolloutJob) -> None:
     """New weights come while a response is generated that asks to begin anew then."""
     # With a rule that allows older versions an instance may stay on its own until the response is made.
@@ -195,6 +198,7 @@ async def test_responses_that_begin_anew_are_counted_with_what_that_costs(job: R
     assert "restart" in ends or (await rollouts.status()).term > term
 
 
+@pytest.mark.long
 async def test_a_response_that_is_too_old_begins_anew_and_has_the_same_tokens(job: RolloutJob) -> None:
     """A version is published while it is generated. It goes on by itself, but for `max_age`."""
     rollouts = await job.trainer.rollouts(MODEL, name="aged", staleness=9, max_age=0)
@@ -215,6 +219,7 @@ async def test_a_response_that_is_too_old_begins_anew_and_has_the_same_tokens(jo
     await rollouts.close()
 
 
+@pytest.mark.long
 async def test_a_runner_that_is_told_to_end_does_so_orderly_and_comes_back_with_what_it_held(job: RolloutJob) -> None:
     """Its wait for a newer version goes on at its agent for a while: that is no error, and no reason to be in it."""
     pid = job.hub.pid("runner-1")
@@ -233,6 +238,7 @@ async def asked_why(job: RolloutJob, *arguments: str) -> WhyAnswer:
     return msgspec.json.decode(out, type=WhyAnswer)
 
 
+@pytest.mark.long
 async def test_why_tells_of_an_open_and_of_an_ended_response_until_it_is_done(job: RolloutJob) -> None:
     rollouts = await job.trainer.rollouts(MODEL, name="why", group_size=2)
     (group,) = await rollouts.submit([Prompt([7], id="p-5")], sampling=Sampling(max_tokens=100_000))

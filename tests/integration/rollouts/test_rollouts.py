@@ -220,6 +220,7 @@ async def test_a_version_that_is_gone_fails_what_was_for_it_alone(job: RolloutJo
     await rollouts.close()
 
 
+@pytest.mark.long
 async def test_the_command_shows_consumers_and_instances(job: RolloutJob) -> None:
     _, said, _ = await job.hub.command("rollouts", "--json")
     states = {each["runner"]: each["state"] for each in json.loads(said)["instances"]}

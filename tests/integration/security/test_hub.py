@@ -49,6 +49,7 @@ async def use(hub: RunningHub) -> None:
         assert await it.versions() == {1: "available"}
 
 
+@pytest.mark.long
 async def test_all_of_it_works_under_permissions(hub: RunningHub) -> None:
     """No process of a hub asks for what it may not; the registry's and the agents' logs would say so."""
     await use(hub)
@@ -129,6 +130,7 @@ async def test_what_jetstream_relays_is_no_agents_command(hub: RunningHub, clien
         await trainer.unpublish()
 
 
+@pytest.mark.long
 async def test_a_lease_in_the_name_of_another(hub: RunningHub) -> None:
     """NATS says who asks, so no agent is given a ticket that is another's; and no ticket stands in a log."""
     async with hub.pair(full(1)) as it, await hub.bus(Path(hub.file.credentials).parent / "agents/agent-1.nk") as bus:

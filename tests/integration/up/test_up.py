@@ -72,6 +72,7 @@ async def killed(directory: Path, before: HubFile, name: str) -> HubFile:
     return hub
 
 
+@pytest.mark.long
 async def test_it_brings_up_what_it_says(tmp_path: Path) -> None:
     """Also in a folder with letters of any language: NATS reads its paths from a file that knows fewer escapes."""
     folder = tmp_path / 'a "höb" 重み 🎉'
@@ -132,6 +133,7 @@ async def test_no_client_without_a_key_gets_in(tmp_path: Path) -> None:
     assert secrets[0] == secrets[1]
 
 
+@pytest.mark.long
 async def test_whatever_is_killed_comes_back_and_nats_on_its_port_and_store(tmp_path: Path) -> None:
     async with local_hub(tmp_path, 2) as up:
         async with admin_bus(up, tmp_path) as bus:

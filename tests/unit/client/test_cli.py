@@ -308,6 +308,7 @@ def test_pull_takes_the_latest_that_is_available(run: Run, answers: dict[str, An
     assert not out.exists()
 
 
+@pytest.mark.long
 def test_a_closed_pipe_ends_a_watch(agent: FakeAgent) -> None:
     """`tensorhub watch … | head -1` must not wait for the next event."""
     code = """

@@ -55,6 +55,7 @@ def test_it_ends_though_the_hub_does_not_answer(run: Run, monkeypatch: pytest.Mo
     assert ended.objects[-1]["found"] == "its checks did not end within 0.05 s; nats was the last that did"
 
 
+@pytest.mark.long
 def test_where_nothing_is_installed_that_an_agent_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that only asks: it is warned that no agent can run here, and all else is looked at."""
     monkeypatch.setenv("TENSORHUB_NATS", "nats://127.0.0.1:1")

@@ -315,6 +315,7 @@ def imported_by(code: str) -> set[str]:
     return set(python(f"{code}\nimport sys; print(*sys.modules)").stdout.split())
 
 
+@pytest.mark.long
 def test_importing_brings_in_none_of_what_programs_need() -> None:
     assert {name for name in imported_by("import tensorhub") if name.startswith("tensorhub")} == {"tensorhub"}
     names = "connect, connect_async, AsyncHub, TensorSpec, mapping, RoundTimeout"

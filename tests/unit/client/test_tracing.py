@@ -70,6 +70,7 @@ async def test_a_publication_is_a_root_that_its_agent_was_told_of(agent: FakeAge
     assert span.start_ns < span.end_ns
 
 
+@pytest.mark.long
 async def test_a_call_stands_below_the_span_that_its_answer_names(agent: FakeAgent, hub: AsyncHub) -> None:
     """A read below its transfer, and a shard whose word was not a version's last below the one whose was."""
     shard, reader = await trainer(hub), await engine(hub)

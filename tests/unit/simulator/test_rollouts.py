@@ -11,6 +11,7 @@ RARE = ("forgotten-early", "older-checkpoint", "later-end", "pinned-judged-early
 """Bugs that some hundred seeds don't meet, and a minute or more of them."""
 
 
+@pytest.mark.long
 def test_what_must_hold_holds_under_faults() -> None:
     assert first_failure(range(1, 41)) is None
 

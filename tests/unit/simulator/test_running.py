@@ -54,6 +54,7 @@ def test_a_stream_depends_on_the_seed_and_its_name_alone() -> None:
     assert len({Streams(seed).of(*each).random() for seed in (1, 2) for each in names}) == 6
 
 
+@pytest.mark.long
 def test_a_new_fault_changes_no_seed_in_which_it_does_not_strike() -> None:
 
     def transcript(faults: Sequence[Fault]) -> list[str]:
@@ -81,6 +82,7 @@ def test_a_crowd_of_readers_gets_its_version_though_the_holder_is_stopped() -> N
     assert not totals.group("raised")
 
 
+@pytest.mark.long
 def test_of_seeds_on_several_cores_the_lowest_that_fails_is_told() -> None:
     # Several of these seeds fail, so which one is told is not by chance of who ends first.
     seeds = range(1, 2 * CHUNK_SEEDS + 1)
@@ -160,6 +162,7 @@ def test_a_bug_that_names_what_is_not_there_is_no_finding(monkeypatch: pytest.Mo
         run(range(1, 9), Totals())
 
 
+@pytest.mark.long
 def test_a_patch_for_other_bytes_is_found_by_the_digest_and_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every source gives the last delta that it has, from whatever version that leads; seeds are tried until it did.
 

@@ -8,6 +8,7 @@ from tensorhub_agent.control.heartbeat import HeartbeatThread
 from tensorhub_common.config.settings import load
 
 
+@pytest.mark.long
 async def test_a_beat_that_ends_ends_the_process(last_resort: LastResort, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fails(*_: object, **__: object) -> None:
         raise ArithmeticError("planted")

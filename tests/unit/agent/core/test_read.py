@@ -288,6 +288,7 @@ def stalls(reader: OneAgent, key: ShardKey, seconds: float, *, awake: bool = Fal
     return replans
 
 
+@pytest.mark.long
 def test_a_read_whose_only_holder_stands_still_goes_on_and_ends_when_that_wakes() -> None:
     """While it waits the log is asked for a newer version now and then."""
     _, reader, key, call = waits_for_plan()

@@ -355,6 +355,7 @@ async def test_of_a_read_that_was_given_up_nothing_more_comes(agent: Agent) -> N
     assert agent.deltas.is_coming(KEY, "old", "third")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("agent", ["GPU-fake-0"], indirect=True)
 async def test_without_memory_of_the_gpu_to_compare_in_pieces_are_read_and_later_deltas_are_right(
     agent: Agent, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

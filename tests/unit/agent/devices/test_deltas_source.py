@@ -132,6 +132,7 @@ def changed_pieces(draw: st.DrawFn) -> tuple[bytes, bytes, int]:
     return pair_of(unit, units, np.flatnonzero(which), seed)
 
 
+@pytest.mark.long
 @given(st.lists(changed_pieces(), min_size=1, max_size=3), st.tuples(*[st.sampled_from([0, 1, 2, 4, 8])] * 2))
 @settings(max_examples=25)
 def test_columns_are_those_of_the_host(pairs: list[tuple[bytes, bytes, int]], shifts: tuple[int, int]) -> None:
@@ -226,6 +227,7 @@ def changes(form: int, positions: bytes, changed: int, unit: int = 1) -> Changes
     return Changes(form, changed, np.frombuffer(positions, np.uint8), planes)
 
 
+@pytest.mark.long
 @given(
     st.sampled_from([GAPS, BITMAP]),
     st.lists(st.sampled_from([0, 1, 3, 254, 255]) | st.integers(0, 255), min_size=1, max_size=40),
@@ -268,6 +270,7 @@ def test_long_columns_are_walked_to_their_end() -> None:
         assert piece == new
 
 
+@pytest.mark.long
 def test_the_room_for_both_ways_is_bounded_whatever_is_given_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deltas, "COMPARED_BYTES_MAX", 100_000)
     monkeypatch.setattr(deltas, "COLUMNS_BYTES_MAX", 5_000)

@@ -307,6 +307,7 @@ def test_a_source_that_was_lost_and_is_read_from_again_is_told_once() -> None:
     assert [(each.agent, each.phase) for each in read.sources] == [("elsewhere", "opening")]
 
 
+@pytest.mark.long
 def test_a_crowd_of_reads_is_told_in_part() -> None:
     agent = joined()
     for number in range(READS_TOLD_MAX + 2):

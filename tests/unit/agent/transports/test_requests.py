@@ -216,6 +216,7 @@ any_frames = st.builds(
 )
 
 
+@pytest.mark.long
 @given(any_frames)
 @settings(max_examples=examples(2.0))
 def test_whatever_is_asked_is_refused_or_is_what_stands_there(frame: GatherRequest) -> None:

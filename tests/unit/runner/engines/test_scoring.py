@@ -56,6 +56,7 @@ def test_the_same_weights_draw_the_same_tokens_with_the_same_bits(model: PreTrai
     assert as_made(scored(engine_of(model), PROMPT, made, sampling)) == (made.tokens, made.logprobs)
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=15)
 @given(
     prompt=st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=20),

@@ -220,7 +220,7 @@ async def test_a_server_that_is_closed_to_a_runner_is_unfit(
 ) -> None:
     fake.closed = status
     for asked in (server.check(), server.stand_still(), all_of(server, Sampling(5, SEED))):
-        with pytest.raises(ServerUnfit, match="--incremental-streaming-output .* without --api-key"):
+        with pytest.raises(ServerUnfit, match=r"--incremental-streaming-output .* without --api-key"):
             await asked
 
 

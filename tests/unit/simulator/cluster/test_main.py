@@ -66,6 +66,7 @@ def test_tables_have_the_factor_the_sizes_and_the_assumptions(file: str, shown: 
         assert words in out
 
 
+@pytest.mark.long
 def test_json_is_one_object_a_line_and_the_same_each_time(file: str, shown: Any) -> None:
     first = shown(file, "--json")
     found = [json.loads(line) for line in first.splitlines()]
@@ -84,6 +85,7 @@ def test_json_is_one_object_a_line_and_the_same_each_time(file: str, shown: Any)
     assert shown(file, "--alone", "--json").count('"type":"pair"') == 1
 
 
+@pytest.mark.long
 def test_a_picture_is_an_svg_file_with_both_sides_and_the_links(file: str, tmp_path: Path, shown: Any) -> None:
     path = tmp_path / "mini.svg"
     pictures = []
@@ -141,6 +143,7 @@ def program(*arguments: str, processes: int = 1) -> list[str]:
     return [sys.executable, "-m", "tensorhub_simulator.performance", *arguments, "--processes", str(processes)]
 
 
+@pytest.mark.long
 def test_who_reads_no_further_is_no_error_and_a_full_disk_is_one_line(file: str) -> None:
     json_of_one = program(file, "--alone", "--json")
     with subprocess.Popen(json_of_one, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:

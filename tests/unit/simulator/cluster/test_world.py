@@ -167,6 +167,7 @@ def test_one_file_gives_one_run_and_another_seed_another() -> None:
     assert msgspec.json.encode(first) != msgspec.json.encode(other)
 
 
+@pytest.mark.long
 def test_one_rail_stands_for_all() -> None:
     model = Model(gbytes=32, shards=4, piece_mib=64)
     site = Site(gpus_per_host=4, nics_per_host=4)

@@ -72,6 +72,7 @@ def test_a_profile_is_near_what_is_simulated() -> None:
     assert chosen.step_s / 2 < simulated < chosen.step_s * 2
 
 
+@pytest.mark.long
 def test_the_command_has_a_line_for_each_split_and_system(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "mine.yaml"
     path.write_bytes(JOB)

@@ -1,5 +1,6 @@
 """Arrivals of weights: never before the bytes can come, and later for a larger fleet."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,6 +12,7 @@ BYTES_S = 8.0 / (100 / 8 * 0.88)
 """A shard over its card."""
 
 
+@pytest.mark.long
 @given(st.integers(1, 20))
 @settings(deadline=None, max_examples=20)
 def test_each_reader_has_a_time_and_none_is_sooner_than_its_bytes(readers: int) -> None:

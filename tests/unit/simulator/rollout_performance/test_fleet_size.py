@@ -29,6 +29,7 @@ def job(**trainer: object) -> Scenario:
     return msgspec.structs.replace(found, trainer=msgspec.structs.replace(found.trainer, **trainer))
 
 
+@pytest.mark.long
 def test_a_fleet_grows_with_its_responses_and_no_further_than_there_are() -> None:
     found = job_of(job(), "arrival").run()
     assert found.instances[0] == 1 < found.instances[-1] <= 6
@@ -37,6 +38,7 @@ def test_a_fleet_grows_with_its_responses_and_no_further_than_there_are() -> Non
     assert max(job_of(less, "arrival").run().instances) == 2
 
 
+@pytest.mark.long
 def test_a_fleet_that_is_faster_than_its_trainer_gives_back_and_loses_nothing() -> None:
     scenario = job(token_s=0.02)
     scenario = msgspec.structs.replace(scenario, spot=msgspec.structs.replace(scenario.spot, delta_from=6))

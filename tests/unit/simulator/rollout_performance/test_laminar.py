@@ -137,6 +137,7 @@ def test_each_response_is_of_one_version_and_nothing_is_computed_anew_for_an_upd
     assert 0.0 < found.ages.tokens <= found.ages.oldest
 
 
+@pytest.mark.long
 def test_packing_what_is_left_is_worth_something_where_responses_take_long() -> None:
     """With no more than one request for each that gets others' nothing moves."""
     slow = STREAM.replace("fixed_s: 0.05", "fixed_s: 0.5")

@@ -33,6 +33,7 @@ def path(tmp_path: Path) -> Path:
     return found
 
 
+@pytest.mark.long
 def test_each_system_runs_with_each_seed_and_each_assumption(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     systems = ["--system", "reserved", "--system", "rlboost"]
     assert main([str(path), *systems, "--seeds", "2", "--json", "--processes", "1"]) == 0
