@@ -87,6 +87,12 @@ class VllmProcess:
     async def version(self) -> str:
         return str((await self.ask("GET", "/weight_info"))["weight_version"])
 
+    async def forget(self) -> None:
+        """Have it say no number of a version: another job begins with the same ones."""
+        await self.ask("POST", "/start_weight_update", answer="status")
+        await self.ask("POST", "/finish_weight_update", {"weight_version": "none"}, answer="status")
+        assert await self.version() == "none"
+
     async def holds(self, version: int) -> None:
         """Wait until it has this version."""
 

@@ -43,6 +43,8 @@ async def test_ten_versions_over_both_transports_are_those_of_fresh_engines(
 ) -> None:
     job = new_job()
     made: dict[str, list[list[list[int]]]] = {}
+    for server in servers:
+        await server.forget()
     async with (
         await hub.connect(job) as here,
         runner_beside(servers[0], hub, job, "near", 0),
