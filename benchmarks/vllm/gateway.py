@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, nargs="+", default=[8, 32], help="sessions at once, one run each")
     parser.add_argument("--calls", type=int, default=2, help="calls of a session")
     parser.add_argument("--tokens", type=int, default=60, help="tokens of an answer")
-    parser.add_argument("--rounds", type=int, default=3, help="the median of so many is told")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds, of which the median is told")
     parser.add_argument("--docs", action="store_true", help="write the table into docs/")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)

@@ -1,8 +1,8 @@
 """SGLang: its scheduler processes load versions out of hub memory of their host. I/O.
 
 The server is started with `--custom-weight-loader tensorhub.integrations.sglang.load_version`. A runner beside it
-pauses it, and has it call the function. The bytes in hub memory are verified, and while they are mapped nobody
-overwrites them. SGLang's own loader takes from them what the rank needs.
+pauses it, and has it call the function. The bytes in hub memory are verified, and while they are mapped they
+are not overwritten. SGLang's own loader takes from them what the rank needs.
 
 Invariant: the model is written only once a whole, verified version is mapped. SGLang takes a loader that returns for
 one that has loaded all, and ends its server where one raises. So an error is raised here: a server never goes on with
