@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
@@ -25,7 +26,7 @@ from tensorhub.local.hub import ServiceCommands
 from tensorhub_common.jetstream import api
 from tensorhub_common.protocol.rollout.payloads import request_seed
 from tensorhub_common.protocol.rollout.questions import RolloutStatus
-from tensorhub_common.protocol.subjects import payload_stream
+from tensorhub_common.protocol.subjects import log_stream, payload_stream
 
 pytestmark = pytest.mark.slow
 
@@ -34,6 +35,8 @@ LONG = 1200
 """Tokens of a response that is still generated after ten seconds, at a hundredth of a second each."""
 ENDLESS = 1_000_000
 STEP_S = 0.01
+PAUSE_S = 0.5
+"""So long the manager does not hear of versions: it waits for one that it was told of a second at most."""
 ROOM_BYTES = 1 << 20
 
 
@@ -146,6 +149,36 @@ async def test_a_runner_that_restarts_within_its_silence_ends_its_attempts(tmp_p
 
         await met(restart)
         job.check()
+
+
+async def test_what_is_submitted_after_a_publication_begins_on_it_though_the_manager_has_not_heard_of_it(
+    tmp_path: Path,
+) -> None:
+    async with (
+        rollout_job(tmp_path, managers=1, tokens_max=20, step_s=STEP_S) as job,
+        await job.hub.bus(job.hub.admin_key) as bus,
+    ):
+        stream = log_stream(job.name)
+
+        async def followers() -> set[str]:
+            return {*(await api.api(bus, f"CONSUMER.NAMES.{stream}", {}))["consumers"]}
+
+        others = await followers()
+        killed = job.hub.kill("rollout-0")
+        await job.hub.until_back("rollout-0", killed)
+        rollouts = await job.attach(staleness=0)
+        await job.until_serving(rollouts, 3)
+        for _ in range(3):
+            # Before it loads the version itself, a runner begins what its manager allows.
+            until = datetime.now(UTC) + timedelta(seconds=PAUSE_S)
+            for each in await followers() - others:
+                await api.api(bus, f"CONSUMER.PAUSE.{stream}.{each}", {"pause_until": until.isoformat()})
+            version = await job.publish()
+            await job.submit(rollouts, 4)
+            await job.take_all(rollouts)
+            begun_on = {each.versions[0] for each in job.received.values()}
+            assert begun_on == {version}, "with staleness=0 none begins on an older one"
+            job.verdict.received.clear()
 
 
 async def test_a_trainer_that_went_back_to_a_checkpoint_gets_nothing_of_the_steps_that_it_left(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ OUTCOMES_MAX: Final = 4096
 FOLD_S_MAX: Final = 2.0
 """So long a question waits for the entry that it names."""
 VERSION_S_MAX: Final = 1.0
-"""So long a question waits for the version that it names."""
+"""So long a question waits for the version that it names, and a request for the one that its trainer knew of."""
 FOLLOW_LOOK_S: Final = 0.02
 """How often the responses of a question are looked at that waits for their tokens: frames come more seldom."""
 FOLD_BURST: Final = 64
@@ -327,7 +327,7 @@ class RolloutJob:
 
     def _load_prompt(self, of: RequestId) -> None:
         found = self._payloads.known_prompt(self.state, of)
-        if found is not None:
+        if found is not None and self._versions.has_seen(self.state.model_of(of), found.newest):
             self._tell(found)
         else:
             self._leading.start(self._read_prompt(of), "reading a prompt")
@@ -345,6 +345,8 @@ class RolloutJob:
                 return
             found = self._payloads.known_prompt(self.state, of)
             if found is not None:
+                # Its trainer may have published a moment ago: on what it may begin is judged with that.
+                await self._see_version(self.state.model_of(of), found.newest)
                 self._tell(found)
             return
 
@@ -370,13 +372,11 @@ class RolloutJob:
         self._tell(seen)
         self._versions_changed.set()
 
-    async def _see_version(self, question: SeedingQuestion) -> None:
-        """Wait until the version of a question is seen, a moment at most."""
-        models = {each.model for each in self.state.consumers.values() if each.attachment == question.attachment}
-        seen = self._versions.seen
+    async def _see_version(self, model: str, version: int | None) -> None:
+        """Wait until a version that is published is seen here, a moment at most."""
         with suppress(TimeoutError):
             async with asyncio.timeout(VERSION_S_MAX):
-                while not all(each in seen and question.version in seen[each].versions.published for each in models):
+                while not self._versions.has_seen(model, version):
                     self._versions_changed.clear()
                     await self._versions_changed.wait()
 
@@ -464,7 +464,9 @@ class RolloutJob:
     async def seeding(self, question: SeedingQuestion) -> SeedingAnswer:
         """Say how long to seed. Raises `RolloutUnavailable` where this manager doesn't lead."""
         # What a trainer has just published is under way to here.
-        await self._see_version(question)
+        models = {each.model for each in self.state.consumers.values() if each.attachment == question.attachment}
+        for model in models:
+            await self._see_version(model, question.version)
         if self.leader is None:
             raise self._leads_not()
         return self._decisions.seeding(self.leader, question, self._versions.root_of, time.monotonic())

@@ -77,6 +77,15 @@ class VersionFollower:
         if events:
             self._look()
 
+    def has_seen(self, model: str, version: int | None) -> bool:
+        """Tell whether the log is folded up to the publication of a version; None: of none at all."""
+        if version is None:
+            return True
+        known = self.seen.get(model)
+        return known is not None and (
+            version <= max(known.versions.published, default=-1) or known.versions.is_retired(version)
+        )
+
     def root_of(self, model: str, version: int) -> str:
         """Return the root of the first shard that published a version; empty where it is not known."""
         found = self._catalog.models.get(model)
