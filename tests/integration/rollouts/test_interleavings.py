@@ -151,11 +151,14 @@ async def test_a_runner_that_restarts_within_its_silence_ends_its_attempts(tmp_p
         job.check()
 
 
+@pytest.mark.parametrize("is_publisher", [True, False])
 async def test_what_is_submitted_after_a_publication_begins_on_it_though_the_manager_has_not_heard_of_it(
-    tmp_path: Path,
+    tmp_path: Path, *, is_publisher: bool
 ) -> None:
+    """Whether the process that submits is the one that publishes, or was told the version by it."""
     async with (
         rollout_job(tmp_path, managers=1, tokens_max=20, step_s=STEP_S) as job,
+        job.hub.connected(job.name, 1) as (other,),
         await job.hub.bus(job.hub.admin_key) as bus,
     ):
         stream = log_stream(job.name)
@@ -166,7 +169,9 @@ async def test_what_is_submitted_after_a_publication_begins_on_it_though_the_man
         others = await followers()
         killed = job.hub.kill("rollout-0")
         await job.hub.until_back("rollout-0", killed)
-        rollouts = await job.attach(staleness=0)
+        submitter = job.trainer if is_publisher else other
+        sampling = Sampling(max_tokens=20, seed=SEED)
+        rollouts = await submitter.rollouts(MODEL, staleness=0, sampling=sampling)
         await job.until_serving(rollouts, 3)
         for _ in range(3):
             # Before it loads the version itself, a runner begins what its manager allows.
@@ -174,11 +179,14 @@ async def test_what_is_submitted_after_a_publication_begins_on_it_though_the_man
             for each in await followers() - others:
                 await api.api(bus, f"CONSUMER.PAUSE.{stream}.{each}", {"pause_until": until.isoformat()})
             version = await job.publish()
-            await job.submit(rollouts, 4)
-            await job.take_all(rollouts)
-            begun_on = {each.versions[0] for each in job.received.values()}
+            await rollouts.submit(
+                [Prompt([1, number]) for number in range(6)], newest=None if is_publisher else version
+            )
+            begun_on = set[int]()
+            async for batch in rollouts.batches(1, wait_s=WAIT_S):
+                begun_on |= {int(each.versions[0]) for each in batch.responses}
+                await batch.done()
             assert begun_on == {version}, "with staleness=0 none begins on an older one"
-            job.verdict.received.clear()
 
 
 async def test_a_trainer_that_went_back_to_a_checkpoint_gets_nothing_of_the_steps_that_it_left(tmp_path: Path) -> None:

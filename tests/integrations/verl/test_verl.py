@@ -7,18 +7,14 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import psutil
 import pytest
 import pytest_asyncio
-import ray
 import torch
 import yaml
-from tests.bounds import WAIT_S
-from tests.integrations.verl import workers
+from tests.integrations.verl.clusters import group_of, ray_of
 from tests.integrations.verl.workers import SHAPES, Actor, Replica, RolloutWorker, actors_at, weights_at
 from tests.kit.hubs import RunningHub, new_job, running_hub
 from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineManager, CheckpointEngineRegistry
-from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl.workers.config import CheckpointEngineConfig, HFModelConfig, RolloutConfig
 
 import tensorhub
@@ -27,7 +23,6 @@ from tensorhub.integrations.verl import TensorHubCheckpointEngine
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
 ROOT: Final = Path(__file__).parents[3]
 PAGE: Final = (ROOT / "docs" / "guides" / "verl.md").read_text()
-RAY_STARTS_MAX: Final = 3
 CONFIG: Final = {
     "model_type": "qwen2",
     "vocab_size": 64,
@@ -184,7 +179,6 @@ def test_the_settings_of_the_guide_are_verls(tmp_path: Path) -> None:
     (settings,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     given = yaml.safe_load(settings)["actor_rollout_ref"]["rollout"]["checkpoint_engine"]
     config = CheckpointEngineConfig(**given)
-    assert config.custom_backend_module == TensorHubCheckpointEngine.__module__
     made = CheckpointEngineRegistry.new(config.backend, bucket_size=0, **config.engine_kwargs[config.backend])
     assert isinstance(made, TensorHubCheckpointEngine)
 
@@ -193,28 +187,11 @@ def test_the_settings_of_the_guide_are_verls(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def cluster(hub: RunningHub, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def cluster(hub: RunningHub) -> Iterator[str]:
     """A Ray of this machine whose workers find the hub; returns the job."""
     job = new_job()
-    monkeypatch.setenv("TENSORHUB_DIR", str(hub.directory))
-    monkeypatch.setenv("TENSORHUB_JOB", job)
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    # Ray's processes find other packages called "tests".
-    ray.cloudpickle.register_pickle_by_value(workers)
-    before = psutil.Process().children(recursive=True)
-    for left in reversed(range(RAY_STARTS_MAX)):
-        try:
-            ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False)
-            break
-        except Exception as error:  # Ray waits 30 s for its own processes, which a busy machine may exceed.
-            ray.shutdown()
-            if not left or "timed out during startup" not in str(error):
-                raise
-    yield job
-    rays = [each for each in psutil.Process().children(recursive=True) if each not in before]
-    ray.shutdown()
-    # Its workers end by themselves, a moment after it has returned.
-    assert not psutil.wait_procs(rays, timeout=WAIT_S)[1]
+    with ray_of(hub.directory, job):
+        yield job
 
 
 async def test_verls_manager_moves_each_update_from_its_actors_to_its_rollout_workers(
@@ -224,19 +201,13 @@ async def test_verls_manager_moves_each_update_from_its_actors_to_its_rollout_wo
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     config = CheckpointEngineConfig(
         backend="tensorhub",
-        custom_backend_module="tensorhub.integrations.verl",
         engine_kwargs={"tensorhub": {"timeout_s": 120}},
     )
     model = HFModelConfig(path=str(tmp_path), load_tokenizer=False, override_config={"attn_implementation": "eager"})
     rollout_config = RolloutConfig(name="vllm", tensor_model_parallel_size=1, checkpoint_engine=config)
 
-    def group(count: int, cls: Any, **arguments: Any) -> Any:
-        pool = RayResourcePool(process_on_nodes=[count], use_gpu=False, max_colocate_count=1)
-        made = RayClassWithInitArgs(cls=ray.remote(cls), **arguments)
-        return RayWorkerGroup(resource_pool=pool, ray_cls_with_init=made, device_name="cpu", use_gpu=False)
-
-    actors = group(2, Actor, config=config)
-    rollouts = group(2, RolloutWorker, rollout_config=rollout_config, model_config=model)
+    actors = group_of(2, Actor, config=config)
+    rollouts = group_of(2, RolloutWorker, rollout_config=rollout_config, model_config=model)
     replicas = [Replica(replica_rank=rank, config=rollout_config, model_config=model) for rank in range(2)]
     await asyncio.gather(*[each.init_hybrid(rollouts) for each in replicas])
     manager = CheckpointEngineManager(config, actors, replicas[:1])

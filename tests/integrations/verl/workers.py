@@ -4,9 +4,11 @@
 # verl stands in no environment of the checks.
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, Final
 
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 from verl.checkpoint_engine import CheckpointEngineRegistry, CheckpointEngineWorker
 from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, register
@@ -52,8 +54,12 @@ class Actor(Worker):
         )
         self.walked = 0
 
+    def weights(self, step: int) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield what is sent at a step."""
+        return weights_at(step)
+
     def _counted(self, step: int) -> Iterator[tuple[str, torch.Tensor]]:
-        for each in weights_at(step):
+        for each in self.weights(step):
             self.walked += 1
             yield each
 
@@ -68,6 +74,24 @@ class Actor(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def how_many(self) -> int:
         return self.walked
+
+
+def model_at(directory: str, step: int) -> Any:
+    """Return the model that an actor has at a step: another one at each."""
+    torch.manual_seed(1000 + step)
+    return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory)).eval()
+
+
+class ModelActor(Actor):
+    """An actor whose weights are a model's."""
+
+    def __init__(self, config: CheckpointEngineConfig, directory: str) -> None:
+        super().__init__(config)
+        self.directory = directory
+
+    def weights(self, step: int) -> Iterator[tuple[str, torch.Tensor]]:
+        module = model_at(self.directory, step)
+        return ((name, each.detach()) for name, each in chain(module.named_parameters(), module.named_buffers()))
 
 
 class Adapter(BaseRollout):

@@ -225,6 +225,7 @@ class AsyncRollouts(NotCopyable):
         sampling: Sampling | None = None,
         group_size: int | None = None,
         priority: int = 0,
+        newest: int | None = None,
         timeout_s: float = SUBMIT_S,
     ) -> list[str]:
         """Have responses generated: `group_size` of each prompt. Return the ids of the groups.
@@ -240,6 +241,8 @@ class AsyncRollouts(NotCopyable):
             sampling: How tokens are drawn; None: the sampling of these rollouts.
             group_size: Responses of each prompt; None: the size of these rollouts.
             priority: Higher ones begin first.
+            newest: A version that another process has published a moment ago: with `staleness=0` no response begins
+                on one before it. What this process has published counts without that.
             timeout_s: The bound in seconds.
 
         Raises:
@@ -250,7 +253,8 @@ class AsyncRollouts(NotCopyable):
         self._check_open()
         size = _whole("group_size", self._group_size if group_size is None else group_size, 1, GROUP_SIZE_MAX)
         order = _whole("priority", priority, -PRIORITY_MAX, PRIORITY_MAX)
-        pinned = None if version is None else _whole("version", version, 0, 2**53)
+        pinned = None if version is None else _whole("version", version, 0, VERSION_MAX)
+        known = None if newest is None else _whole("newest", newest, 0, VERSION_MAX)
         drawn = checked_sampling(self._sampling if sampling is None else sampling)
         deadline = asyncio.get_running_loop().time() + arguments.seconds("timeout_s", timeout_s)
         given = list(checked_prompts(prompts))
@@ -260,7 +264,7 @@ class AsyncRollouts(NotCopyable):
             "tensorhub.groups": len(given),
         }
         with self._tracing.root(SUBMIT, told) as call:
-            return await self._submit(given, size, order, pinned, drawn, deadline, call.context)
+            return await self._submit(given, size, order, pinned, drawn, deadline, call.context, newest=known)
 
     async def _submit_calls(self, calls: Sequence[Prompt], sampling: Sampling) -> list[str]:
         """Submit calls of a gateway, which takes their responses. Raises as `submit`."""
@@ -278,11 +282,12 @@ class AsyncRollouts(NotCopyable):
         deadline: float,
         cause: TraceContext | None,
         *,
+        newest: int | None = None,
         is_claimed: bool = False,
     ) -> list[str]:
         """Submit checked prompts, in as many entries as they take, and return the ids of their groups.
 
-        `is_claimed`: a gateway takes their responses.
+        `newest`: what the caller knows to be published. `is_claimed`: a gateway takes their responses.
         """
         groups: list[str] = []
         while given:
@@ -291,8 +296,9 @@ class AsyncRollouts(NotCopyable):
             async with self._saying:
                 nonce = f"{self._attachment}.{self._n + 1}"
                 self._note_published()
+                known = max((each for each in (newest, self._newest) if each is not None), default=None)
                 submitted = SubmittedPrompts(
-                    drawn, self._rule, tuple(each for _, each in part), nonce, self._age_max, self._newest
+                    drawn, self._rule, tuple(each for _, each in part), nonce, self._age_max, known
                 )
                 entries = tuple(
                     GroupSubmitted(

@@ -1,8 +1,5 @@
 """verl's weights through the hub: a `CheckpointEngine` that its registry knows as "tensorhub".
 
-    actor_rollout_ref.rollout.checkpoint_engine.backend=tensorhub
-    actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=tensorhub.integrations.verl
-
 Actor rank 0 publishes each update as a version, and every rollout worker reads that version, from the actor or from a
 worker that has it. There are no buckets, and there is no process group: workers may come and go between updates.
 
@@ -216,11 +213,7 @@ class TensorHubCheckpointEngine(CheckpointEngine):  # type: ignore[misc, unused-
     async def _registered_as_sent(self, after: int) -> tensorhub.AsyncShard:
         """Register the tensors that the sender has, once it has published them, and read them."""
         hub = await self._connected()
-        version = 0
-        async for event in hub.watch(self._model, kinds=["version.published"]):
-            version = event.version or 0
-            if version > after:
-                break
+        version = await published_after(hub, self._model, after)
         holder = next(each for each in await hub.replicas(self._model) if each.version == version)
         layout = await hub.registry.layout(holder.members[0].layout)
         specs = {each.name: TensorSpec(each.shape, each.dtype) for each in layout.tensors}
@@ -228,6 +221,14 @@ class TensorHubCheckpointEngine(CheckpointEngine):  # type: ignore[misc, unused-
         await shard.replicate(version, timeout_s=self._timeout_s)
         self._shard = shard
         return shard
+
+
+async def published_after(hub: tensorhub.AsyncHub, model: str, after: int) -> int:
+    """Wait until a version newer than `after` is published, and return the first one."""
+    async for event in hub.watch(model, kinds=["version.published"]):
+        if event.version is not None and event.version > after:
+            return event.version
+    raise TensorHubError(f"the hub was closed before a version after {after} of {model} was published")
 
 
 async def _emptied(shard: tensorhub.AsyncShard, timeout_s: float) -> None:
