@@ -33,6 +33,8 @@ LOAD_S_MAX: Final = 600.0
 """The bound of each call that writes weights."""
 SILENCE_S_MAX: Final = 120.0
 """A stream without a token for so long is begun again. It alone: the engine may have no room for it meanwhile."""
+LOOK_S: Final = 0.5
+"""It is looked so often whether the engine that is asked still lives: vLLM ends no question whose core has died."""
 SHUTDOWN_S: Final = 2.0
 """So long its processes are given to end; then they are killed."""
 STARTS_MAX: Final = 5
@@ -40,8 +42,6 @@ STARTS_MAX: Final = 5
 ERROR_CHARS_MAX: Final = 500
 ENDS_WITH: Final = "_TENSORHUB_ENDS_WITH"
 """The variable by which the engine's processes know this one; `tensorhub.integrations.vllm` reads it."""
-_ACTIVE: Final = "update is already active"
-"""What vLLM says of an update that was begun and not finished."""
 
 Made = TypeVar("Made")
 
@@ -96,7 +96,7 @@ class VllmInProcess:
 
     async def is_healthy(self, version: int) -> bool:  # noqa: ARG002 (no one else can load another one)
         """Tell whether the engine lives."""
-        return self._engine is not None and not self._engine.errored
+        return self._lives()
 
     async def generate(
         self, name: str, context: Sequence[int], sampling: Sampling, made: int
@@ -109,16 +109,16 @@ class VllmInProcess:
         engine = self._engine
         if engine is None:
             raise ServerLost("there is no vLLM engine here just now")
-        params = sampling_params(sampling, made)
         try:
-            outputs = engine.generate(
-                TokensPrompt(prompt_token_ids=list(context), cache_salt=self._salt),
-                SamplingParams(**params, output_kind=RequestOutputKind.DELTA),
-                # A name that comes again, behind a move, is another request.
-                f"{name}-{secrets.token_hex(4)}",
-            )
-        except ValueError as why:
+            params = SamplingParams(**sampling_params(sampling, made), output_kind=RequestOutputKind.DELTA)
+        except (VLLMClientError, ValueError) as why:
             raise BadPrompt(f"vLLM refuses the request: {_short(why)}") from None
+        outputs = engine.generate(
+            TokensPrompt(prompt_token_ids=list(context), cache_salt=self._salt),
+            params,
+            # A name that comes again, behind a move, is another request.
+            f"{name}-{secrets.token_hex(4)}",
+        )
         try:
             while True:
                 try:
@@ -129,7 +129,7 @@ class VllmInProcess:
                     return
                 except GracefulHTTPError as why:
                     raise ServerBusy(f"vLLM takes no more requests: {_short(why)}") from None
-                except (VLLMClientError, ValueError) as why:
+                except VLLMClientError as why:
                     raise BadPrompt(f"vLLM refuses the request: {_short(why)}") from None
                 except Exception as why:  # noqa: BLE001 (whatever else vLLM raises, this engine can't be trusted)
                     raise ServerLost(f"vLLM's engine has failed: {_short(why)}") from None
@@ -141,7 +141,7 @@ class VllmInProcess:
     async def stand_still(self) -> None:
         """End all streams, and make no token."""
         if self._engine is not None:
-            await self._bounded(self._engine.pause_generation(mode="abort"), STAND_STILL_S_MAX, "stand still")
+            await self._ask(lambda engine: engine.pause_generation(mode="abort"), STAND_STILL_S_MAX, "stand still")
 
     async def load(self, source: WeightSource, version: int) -> None:
         """Have the workers read a version into the model."""
@@ -150,47 +150,60 @@ class VllmInProcess:
             WeightTransferUpdateRequest,
         )
 
-        engine = self._engine
-        if engine is None:
-            raise ServerLost("there is no vLLM engine here just now")
-        if not self._is_initialised:
+        # After a load that fails the workers find the hub anew, as those of a server.
+        was_initialised, self._is_initialised = self._is_initialised, False
+        if not was_initialised:
             place = {"job": source.job, "model": source.model, "replica": source.replica, "agent": source.agent}
             request = WeightTransferInitRequest(init_info=place)
-            await self._bounded(engine.init_weight_transfer_engine(request), LOAD_S_MAX, "find the hub")
-            self._is_initialised = True
-        try:
-            await self._bounded(engine.start_weight_update(), LOAD_S_MAX, "start an update")
-        except ServerLost as why:
-            if _ACTIVE not in str(why):
-                raise
-            # A load before this one has failed. The backend has begun nothing that would have to be undone.
-            await self._bounded(engine.finish_weight_update(), LOAD_S_MAX, "finish an update")
-            await self._bounded(engine.start_weight_update(), LOAD_S_MAX, "start an update")
+            await self._ask(lambda engine: engine.init_weight_transfer_engine(request), LOAD_S_MAX, "find the hub")
+        await self._start_update()
         update = WeightTransferUpdateRequest(update_info={"version": version})
-        await self._bounded(engine.update_weights(update), LOAD_S_MAX, "load a version")
-        await self._bounded(engine.finish_weight_update(str(version)), LOAD_S_MAX, "finish an update")
-        self._salt = secrets.token_hex(8)
+        await self._ask(lambda engine: engine.update_weights(update), LOAD_S_MAX, "load a version")
+        await self._ask(lambda engine: engine.finish_weight_update(str(version)), LOAD_S_MAX, "finish an update")
+        self._is_initialised, self._salt = True, secrets.token_hex(8)
+
+    async def _start_update(self) -> None:
+        try:
+            await self._ask(lambda engine: engine.start_weight_update(), LOAD_S_MAX, "start an update")
+        except ServerLost:
+            if not self._lives():
+                raise
+            # One of several workers has failed at a load before this one: the updates of the others are still open.
+            # The backend has begun nothing that would have to be undone.
+            await self._ask(lambda engine: engine.finish_weight_update(), LOAD_S_MAX, "finish an update")
+            await self._ask(lambda engine: engine.start_weight_update(), LOAD_S_MAX, "start an update")
 
     async def go_on(self) -> None:
         """Make tokens again."""
-        if self._engine is None:
-            raise ServerLost("there is no vLLM engine here just now")
-        await self._bounded(self._engine.resume_generation(), ANSWER_S_MAX, "go on")
+        await self._ask(lambda engine: engine.resume_generation(), ANSWER_S_MAX, "go on")
 
     async def close(self) -> None:
         """End the engine and its processes."""
         await self._end()
 
-    async def _bounded(self, asked: Coroutine[Any, Any, None], timeout_s: float, what: str) -> None:
+    def _lives(self) -> bool:
+        return self._engine is not None and not self._engine.errored
+
+    async def _ask(self, question: Callable[[Any], Coroutine[Any, Any, None]], timeout_s: float, what: str) -> None:
+        """Ask the engine. One that does not answer in time is ended."""
+        if self._engine is None:
+            raise ServerLost("there is no vLLM engine here just now")
+        answer = asyncio.ensure_future(question(self._engine))
         try:
             async with asyncio.timeout(timeout_s):
-                await asked
+                while not answer.done() and self._lives():
+                    await asyncio.wait({answer}, timeout=LOOK_S)
+                if answer.done():
+                    return await answer
         except TimeoutError:
             # What it does later would come between what another load does.
             await self._end()
             raise ServerLost(f"vLLM's engine can't {what} within {timeout_s:.0f} s, and is ended") from None
         except Exception as why:  # noqa: BLE001 (a worker's error comes as a bare Exception)
             raise ServerLost(f"vLLM's engine can't {what}: {_short(why)}") from None
+        finally:
+            answer.cancel()
+        raise ServerLost(f"vLLM's engine can't {what}: its core has died")
 
 
 def _parsed(model: Path, options: str) -> Any:  # noqa: ANN401 (vLLM has no types here)
@@ -245,7 +258,8 @@ def _streamed(output: Any) -> Streamed:  # noqa: ANN401
     if reason is not None and reason not in REASONS:
         raise ServerLost(f"vLLM ends a response as {reason!r:.40}")
     logprobs = tuple(float(each[token].logprob) for token, each in zip(tokens, given, strict=True))
-    return Streamed(tokens, logprobs, None if reason is None else REASONS[reason])
+    versions = tuple(each.version for each in output.weight_versions or ())
+    return Streamed(tokens, logprobs, None if reason is None else REASONS[reason], versions)
 
 
 async def _in_daemon(work: Callable[[], Made]) -> Made:
