@@ -18,6 +18,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from tensorhub.integrations.vllm import BACKEND, ENDS_WITH
 from tensorhub_common.config.settings import InvalidSetting
 from tensorhub_common.errors import BadPrompt
 from tensorhub_common.protocol.rollout.messages import RunEngine, Sampling
@@ -40,8 +41,6 @@ SHUTDOWN_S: Final = 2.0
 STARTS_MAX: Final = 5
 """Limit of the engines in a row that could not be made: the options, or the machine, are at fault then."""
 ERROR_CHARS_MAX: Final = 500
-ENDS_WITH: Final = "_TENSORHUB_ENDS_WITH"
-"""The variable by which the engine's processes know this one; `tensorhub.integrations.vllm` reads it."""
 
 Made = TypeVar("Made")
 
@@ -241,7 +240,7 @@ def _parsed(model: Path, options: str) -> Any:  # noqa: ANN401 (vLLM has no type
 def _transfer_config() -> Any:  # noqa: ANN401
     from vllm.config import WeightTransferConfig  # noqa: PLC0415
 
-    return WeightTransferConfig(backend="tensorhub")
+    return WeightTransferConfig(backend=BACKEND)
 
 
 def _made(arguments: Any) -> Any:  # noqa: ANN401
