@@ -15,11 +15,13 @@ import aiohttp
 import pytest
 import pytest_asyncio
 import torch
+from tests.integrations.qwen2 import save_qwen2
+from tests.integrations.sglang.without_kernels import python_path
 from tests.integrations.vllm.processes import runner_beside
 from tests.integrations.vllm.trainers import Trainer, draw
 from tests.kit.hubs import RunningHub, new_job, running_hub
 from tests.kit.waiting import until
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2ForCausalLM
 
 import tensorhub
 from tensorhub import Prompt, Sampling
@@ -55,20 +57,9 @@ class SglangProcess:
         command += ["--host", "127.0.0.1", "--port", str(self.port), "--skip-tokenizer-init"]
         command += ["--max-total-tokens", "16384", "--max-running-requests", "32", "--context-length", "512"]
         command += ["--incremental-streaming-output", "--custom-weight-loader", LOADER]
+        environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": python_path(self.log.parent / "modules")}
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                command, env=os.environ | self._environment(), stdout=log, stderr=log, start_new_session=True
-            )
-
-    def _environment(self) -> dict[str, str]:
-        """Return what a server without SGLang's kernels needs: one name of vLLM, which it imports and does not call."""
-        folder = self.log.parent / "modules"
-        (folder / "vllm").mkdir(parents=True, exist_ok=True)
-        (folder / "vllm" / "__init__.py").touch()
-        (folder / "vllm" / "_custom_ops.py").write_text(
-            "def rotary_embedding(*_, **__):\n    raise NotImplementedError\n"
-        )
-        return {"HF_HUB_OFFLINE": "1", "PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}"}
+            self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
 
     async def ready(self) -> None:
         async def answers() -> bool:
@@ -95,18 +86,8 @@ class SglangProcess:
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = Qwen2Config(
-        vocab_size=512,
-        hidden_size=128,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        tie_word_embeddings=False,
-    )
     folder = tmp_path_factory.mktemp("model")
-    Qwen2ForCausalLM(config).to(torch.float32).save_pretrained(folder)
+    save_qwen2(folder)
     return folder
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,11 +10,12 @@ from typing import Any, Final
 
 import pytest
 import torch
+from tests.integrations.qwen2 import save_qwen2
 from tests.integrations.sglang.ranks import RANKS
+from tests.integrations.sglang.without_kernels import python_path
 from tests.integrations.vllm.trainers import Trainer
 from tests.kit.fake_sglang import FakeSglang
 from tests.kit.hubs import RunningHub, new_job, running_hub
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tensorhub.local.hub import LocalRollouts
 from tensorhub_runner.servers.server import WeightSource
@@ -28,12 +28,7 @@ pytestmark = pytest.mark.timeout(3 * START_S)
 
 @asynccontextmanager
 async def ranks_of(hub: RunningHub, model: Path, folder: Path) -> AsyncIterator[list[asyncio.subprocess.Process]]:
-    """Run the ranks. SGLang imports one name of vLLM where it has no kernels, and does not call it here."""
-    (folder / "vllm").mkdir()
-    (folder / "vllm" / "__init__.py").touch()
-    (folder / "vllm" / "_custom_ops.py").write_text("def rotary_embedding(*_, **__):\n    raise NotImplementedError\n")
-    path = f"{folder}:{Path(__file__).parents[3]}:{os.environ.get('PYTHONPATH', '')}"
-    environment = hub.environment(PYTHONPATH=path, HF_HUB_OFFLINE="1")
+    environment = hub.environment(PYTHONPATH=python_path(folder / "modules"), HF_HUB_OFFLINE="1")
     pipe = asyncio.subprocess.PIPE
     made: list[asyncio.subprocess.Process] = []
     try:
@@ -63,9 +58,7 @@ async def answer_of(rank: asyncio.subprocess.Process, update: dict[str, Any], fo
 
 async def test_each_rank_takes_its_part_of_each_version(tmp_path: Path) -> None:
     model = tmp_path / "model"
-    sizes: dict[str, Any] = {"vocab_size": 512, "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2}
-    config = Qwen2Config(**sizes, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False)
-    Qwen2ForCausalLM(config).to(torch.float32).save_pretrained(model)
+    save_qwen2(model)
     (tmp_path / "hub").mkdir()
     job, fake = new_job(), FakeSglang(options={"tp_size": RANKS})
     async with (

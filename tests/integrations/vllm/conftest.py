@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-import torch
-from tests.integrations.vllm.processes import VllmProcess
+from tests.integrations.qwen2 import save_qwen2
+from tests.integrations.vllm.processes import ENVIRONMENT, VllmProcess
 from tests.kit import fork_server
 from tests.kit.hubs import RunningHub, running_hub
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from tensorhub.integrations.vllm import ENDS_WITH
 from tensorhub.local.hub import LocalRollouts
 
 
@@ -24,20 +24,19 @@ def programs_end() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with heads of 32 elements, which is the least that vLLM's CPU attention takes."""
-    config = Qwen2Config(
-        vocab_size=512,
-        hidden_size=128,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        tie_word_embeddings=False,
-    )
     folder = tmp_path_factory.mktemp("model")
-    Qwen2ForCausalLM(config).to(torch.float32).save_pretrained(folder)
+    save_qwen2(folder)
     return folder
+
+
+@pytest.fixture
+def vllm_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process make an engine, and leave the environment of later ones as it was."""
+    for name, text in ENVIRONMENT.items():
+        monkeypatch.setenv(name, text)
+    for name in (ENDS_WITH, "VLLM_WORKER_MULTIPROC_METHOD"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
 
 
 def free_port() -> int:
