@@ -146,12 +146,12 @@ class FakeVllmInProcess:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Put the modules where they are imported from."""
-        for name, content in self._modules().items():
+        for name, content in self.modules().items():
             module = ModuleType(name)
             vars(module).update(content)
             monkeypatch.setitem(sys.modules, name, module)
 
-    def _modules(self) -> dict[str, dict[str, Any]]:
+    def modules(self) -> dict[str, dict[str, Any]]:
         engine = SimpleNamespace(from_engine_args=lambda arguments: AsyncLLM(self, arguments))
         return {
             "vllm": {"__version__": "0.32.0", "SamplingParams": SamplingParams, "TokensPrompt": TokensPrompt},
@@ -187,7 +187,7 @@ class AsyncLLM:
         """What is in its model."""
         self.label = "default"
         """What its core says that it is of."""
-        self.running = 0
+        self.running = self.waiting = 0
         self.is_updating = False
         self.ended_after_s: float | None = None
         """The time that `shutdown` gave its processes."""
@@ -311,9 +311,13 @@ class AsyncLLM:
         self._machine.asked.append(method)
         if self.errored:
             raise EngineDeadError
-        # Nothing ends a question whose core has died.
-        while method in self._machine.holds or self.errored:  # noqa: ASYNC110 (a test sets what it stands for)
-            await asyncio.sleep(STEP_S)
+        self.waiting += 1
+        try:
+            # Nothing ends a question whose core has died.
+            while method in self._machine.holds or self.errored:  # noqa: ASYNC110 (a test sets what it stands for)
+                await asyncio.sleep(STEP_S)
+        finally:
+            self.waiting -= 1
         if method in self._machine.errors:
             raise self._failure(self._machine.errors[method], method_of_core)
 

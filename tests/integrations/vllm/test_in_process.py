@@ -20,6 +20,8 @@ from tests.kit.waiting import until
 
 import tensorhub
 from tensorhub import Prompt, Sampling
+from tensorhub_runner.servers.server import ServerLost
+from tensorhub_runner.servers.vllm_in_process import VllmInProcess
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(3 * START_S)]
 
@@ -92,6 +94,25 @@ async def test_versions_are_those_of_fresh_engines_and_a_killed_core_is_made_ane
         assert process.returncode == 0
         await until(lambda: not last.is_running(), "its engine core has ended", 10)
     assert made == of_fresh_engines([tmp_path / str(version + 1) for version in range(3)])
+
+
+@pytest.mark.usefixtures("vllm_here")
+async def test_a_core_that_dies_while_it_is_asked_is_lost_at_once(model_folder: Path) -> None:
+    """VLLM does not end what waits for its answer."""
+    others = {each.pid for each in psutil.Process().children(recursive=True)}
+    server = VllmInProcess(model_folder, OPTIONS)
+    try:
+        await server.check()
+        (core,) = (each for each in await cores(os.getpid()) if each.pid not in others)
+        core.suspend()
+        asked = asyncio.ensure_future(server.stand_still())
+        await until(lambda: server._engine.engine_core.utility_results, "the core is asked")
+        core.kill()
+        with pytest.raises(ServerLost, match="its core has died"):
+            await asyncio.wait_for(asked, 10)
+        assert not await server.is_healthy(1)
+    finally:
+        await server.close()
 
 
 async def test_a_core_that_stops_and_then_dies_while_it_generates_costs_no_token_and_ends_with_its_runner(

@@ -164,22 +164,20 @@ async def test_a_version_is_loaded_while_nothing_runs_and_salts_the_requests_beh
     assert fake.places == [{"job": "job", "model": "policy", "replica": "runner-0", "agent": "/run/agent.sock"}]
 
 
-@pytest.mark.parametrize("method", ["init_weight_transfer_engine", "update_weights", "finish_weight_update"])
-async def test_a_load_that_fails_is_an_error_and_the_next_one_begins_anew(fake: FakeVllmInProcess, method: str) -> None:
-    server = VllmInProcess(FOLDER)
-    await server.check()
+async def test_a_load_that_fails_is_an_error_and_the_next_one_begins_anew(
+    server: VllmInProcess, fake: FakeVllmInProcess
+) -> None:
     await server.stand_still()
-    fake.errors[method] = "the agent is gone"
-    with pytest.raises(ServerLost, match="the agent is gone"):
-        await server.load(SOURCE, 1)
+    for method in ("update_weights", "init_weight_transfer_engine", "finish_weight_update"):
+        fake.errors = {method: f"{method} has failed"}
+        with pytest.raises(ServerLost, match=f"{method} has failed"):
+            await server.load(SOURCE, 2)
     fake.errors.clear()
-    # The workers connect to the agent anew, as those of a server.
-    fake.places.clear()
     await change(server, 2)
-    assert len(fake.places) == 1
     assert (await all_of(server, Sampling(2, SEED)))[-1].versions == ("2",)
+    # After each of them the workers find the hub anew, as those of a server.
+    assert fake.asked.count("init_weight_transfer_engine") == 4
     assert len(fake.made) == 1
-    await server.close()
 
 
 async def test_an_update_that_was_left_open_is_ended_by_the_next_one(
@@ -225,6 +223,7 @@ async def test_a_core_that_dies_ends_its_streams_and_is_made_anew(
 
 ASKED: dict[str, Callable[[VllmInProcess], Coroutine[Any, Any, None]]] = {
     "pause_generation": lambda server: server.stand_still(),
+    "start_weight_update": lambda server: server.load(SOURCE, 2),
     "update_weights": lambda server: server.load(SOURCE, 2),
     "resume_generation": lambda server: server.go_on(),
 }
@@ -241,8 +240,9 @@ async def test_a_core_that_dies_while_it_is_asked_is_lost_at_once(
     asked = asyncio.ensure_future(ASKED[method](server))
     await until(lambda: fake.asked[-1] == method)
     fake.engine.die()
-    with pytest.raises(ServerLost, match="has died"):
+    with pytest.raises(ServerLost, match=r"can't .*: its core has died"):
         await asyncio.wait_for(asked, WAIT_S)
+    await until(lambda: not fake.engine.waiting, "the question is taken back")
     fake.holds.clear()
     await change(server, 2)
     assert len(fake.made) == 2
@@ -252,6 +252,7 @@ async def test_a_core_that_dies_while_it_is_asked_is_lost_at_once(
     ("method", "bound"),
     [
         ("pause_generation", "STAND_STILL_S_MAX"),
+        ("start_weight_update", "LOAD_S_MAX"),
         ("update_weights", "LOAD_S_MAX"),
         ("resume_generation", "ANSWER_S_MAX"),
     ],
