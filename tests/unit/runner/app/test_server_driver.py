@@ -5,11 +5,13 @@ import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from tests.bounds import WAIT_S
 from tests.kit.fake_engine import logprob_of, token_of
 from tests.kit.fake_vllm import FakeVllm
+from tests.kit.fake_vllm_in_process import FakeVllmInProcess
 from tests.kit.waiting import until
 
 from tensorhub_common.protocol.rollout.entries import Attempt
@@ -17,8 +19,9 @@ from tensorhub_common.protocol.rollout.messages import Finished, Sampling
 from tensorhub_runner.app import server_driver
 from tensorhub_runner.app.server_driver import ServerDriver
 from tensorhub_runner.core.runner_events import Begin, StepTokens, Stop
-from tensorhub_runner.servers.server import ServerLost, WeightSource
+from tensorhub_runner.servers.server import Server, ServerLost, WeightSource
 from tensorhub_runner.servers.vllm import VllmServer
+from tensorhub_runner.servers.vllm_in_process import VllmInProcess
 
 SOURCE = WeightSource("job", "policy", "runner-0", "/run/agent.sock")
 ONE, OTHER = Attempt(1, 1), Attempt(1, 2)
@@ -61,15 +64,20 @@ class Told:
 
 @asynccontextmanager
 async def driven(fake: FakeVllm) -> AsyncIterator[tuple[ServerDriver, Told]]:
-    async with fake.serving() as url:
-        driver, told = ServerDriver(VllmServer(url)), Told()
-        driver.on_stepped, driver.on_lost = told.step, told.lose
-        running = asyncio.ensure_future(driver.run())
-        await change(driver, 1)
+    async with fake.serving() as url, driving(VllmServer(url)) as (driver, told):
         yield driver, told
-        running.cancel()
-        await asyncio.wait({running})
-        await driver.close()
+
+
+@asynccontextmanager
+async def driving(server: Server) -> AsyncIterator[tuple[ServerDriver, Told]]:
+    driver, told = ServerDriver(server), Told()
+    driver.on_stepped, driver.on_lost = told.step, told.lose
+    running = asyncio.ensure_future(driver.run())
+    await change(driver, 1)
+    yield driver, told
+    running.cancel()
+    await asyncio.wait({running})
+    await driver.close()
 
 
 async def change(driver: ServerDriver, version: int) -> None:
@@ -246,4 +254,54 @@ async def test_responses_begin_anew_where_somebody_else_has_changed_the_weights(
             await until(lambda: told.finished.keys() == {ONE, OTHER})
             assert {each.reason for each in told.finished.values()} == {"restart"}
         await until(lambda: told.lost)
+        assert driver.version is None
+
+
+# ---------------------------------------------------------------------------------------------- in process
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> FakeVllmInProcess:
+    made = FakeVllmInProcess()
+    made.install(monkeypatch)
+    return made
+
+
+async def test_in_process_a_core_that_dies_costs_no_token_that_came(here: FakeVllmInProcess) -> None:
+    async with driving(VllmInProcess(Path("/models/tiny"))) as (driver, told):
+        driver.do(begin(ONE, 100_000))
+        await until(lambda: told.tokens.get(ONE))
+        await change(driver, 2)
+        assert told.lost == 0
+        await until(lambda: ONE in told.current)
+        here.engine.die()
+        await until(lambda: told.lost)
+        assert (driver.version, told.lost) == (None, 1)
+        driver.do(Stop(ONE))
+        count = len(told.tokens[ONE])
+        assert told.tokens[ONE] == expected(5, count)
+        assert {int(-logprob) for logprob in told.logprobs[ONE]} == {1, 2}
+        await change(driver, 3)
+        driver.do(begin(OTHER, 5))
+        await until(lambda: OTHER in told.finished)
+        assert told.logprobs[OTHER] == pytest.approx([logprob_of(3, position) for position in range(5)], abs=1e-3)
+        assert len(told.tokens[ONE]) == count
+
+
+async def test_in_process_what_vllm_refuses_fails_alone(here: FakeVllmInProcess) -> None:
+    async with driving(VllmInProcess(Path("/models/tiny"))) as (driver, told):
+        driver.do(Begin(ONE, struct.pack("<2i", 2, 5), b"", Sampling(5, 1, temperature=3.0)))
+        driver.do(begin(OTHER, 5))
+        await until(lambda: told.finished.keys() == {ONE, OTHER})
+        assert (told.finished[ONE].reason, told.finished[OTHER].reason) == ("failed", "length")
+        assert "temperature must be in [0, 2]" in str(told.finished[ONE].error)
+        assert len(here.made) == 1
+
+
+async def test_in_process_tokens_of_another_version_than_was_loaded_are_not_told_of(here: FakeVllmInProcess) -> None:
+    async with driving(VllmInProcess(Path("/models/tiny"))) as (driver, told):
+        here.versions_said = ["7"]
+        driver.do(begin(ONE, 5))
+        await until(lambda: ONE in told.finished)
+        assert told.finished[ONE].reason == "restart"
         assert driver.version is None
