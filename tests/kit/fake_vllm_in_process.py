@@ -22,6 +22,8 @@ import pytest
 import torch
 from tests.kit.fake_engine import logprob_of, token_of
 
+from tensorhub.integrations.vllm import ENDS_WITH
+
 STEP_S = 0.002
 VOCABULARY = 1000
 TEMPERATURE_MAX = 2.0
@@ -145,7 +147,9 @@ class FakeVllmInProcess:
         return self.made[-1]
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Put the modules where they are imported from."""
+        """Put the modules where they are imported from, and leave the environment as it was."""
+        for name in (ENDS_WITH, "VLLM_WORKER_MULTIPROC_METHOD"):
+            monkeypatch.setenv(name, "")
         for name, content in self.modules().items():
             module = ModuleType(name)
             vars(module).update(content)

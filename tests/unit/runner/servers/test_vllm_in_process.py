@@ -1,6 +1,7 @@
 """What vLLM in process is asked, and what becomes of its answers; the modules of vLLM are fake ones."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -338,6 +339,9 @@ def test_options_that_vllm_refuses_are_refused_before_an_engine_is_made(
     assert not fake.made
 
 
-def test_without_vllm_it_is_said_what_to_install() -> None:
+def test_without_vllm_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeVllmInProcess().install(monkeypatch)
+    for name in FakeVllmInProcess().modules():
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(InvalidSetting, match=r"pip install vllm 'tensorhub\[vllm\]'"):
         VllmInProcess(FOLDER)
