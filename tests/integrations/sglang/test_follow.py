@@ -84,10 +84,10 @@ class SglangProcess:
         return str(said["weight_version"])
 
 
-@pytest.fixture(scope="session")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="session", params=[False, True], ids=["untied", "tied"])
+def model_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    save_qwen2(folder)
+    save_qwen2(folder, is_tied=request.param)
     return folder
 
 

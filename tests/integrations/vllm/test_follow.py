@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integrations.qwen2 import save_qwen2
 from tests.integrations.vllm.processes import START_S, VllmProcess, runner_beside
 from tests.integrations.vllm.trainers import Trainer, draw
 from tests.kit.hubs import RunningHub, new_job
@@ -61,6 +62,25 @@ async def test_ten_versions_over_both_transports_are_those_of_fresh_engines(
     fresh = of_fresh_engines([tmp_path / str(version + 1) for version in range(VERSIONS)])
     assert made == {checkpoint: [tokens, tokens] for checkpoint, tokens in fresh.items()}
     assert len({str(tokens) for tokens in fresh.values()}) == VERSIONS
+
+
+async def test_a_model_whose_output_layer_is_its_embeddings_has_each_version_in_both(
+    hub: RunningHub, tmp_path: Path, unused_tcp_port: int
+) -> None:
+    job, folder = new_job(), tmp_path / "tied"
+    save_qwen2(folder, is_tied=True)
+    server = VllmProcess(folder, unused_tcp_port, tmp_path / "tied.log")
+    server.start()
+    try:
+        await server.ready()
+        async with await hub.connect(job) as here, runner_beside(server, hub, job, "tied", 1):
+            trainer = await Trainer.at(here, folder)
+            for seed in (1, 2, 3):
+                version = await trainer.publish(seed)
+                await server.holds(version)
+                assert await server.greedy(PROMPTS[0], TOKENS) == of_version(folder, seed)
+    finally:
+        server.kill()
 
 
 async def test_a_trainers_agent_that_is_killed_in_an_update_leaves_a_whole_version_answering(

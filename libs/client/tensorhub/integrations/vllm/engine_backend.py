@@ -19,7 +19,9 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.platforms import current_platform
 
 import tensorhub
 
@@ -98,6 +100,7 @@ class HubWeights(WeightTransferEngine[HubInitInfo, HubUpdateInfo]):
                 finally:
                     # After an error too: what the loader keeps for half a layer must not get into the next version.
                     finalize_layerwise_reload(self.model, self.model_config)
+                    _pack_tied(self.model)
         finally:
             # The holder may overwrite its memory with the next version from here on.
             self._shard.let_go()
@@ -117,3 +120,21 @@ class HubWeights(WeightTransferEngine[HubInitInfo, HubUpdateInfo]):
         hub, self._hub, self._shard = self._hub, None, None
         if hub is not None:
             hub.close()
+
+
+def _pack_tied(model: torch.nn.Module) -> None:
+    """Pack the output layer again where it is the table of embeddings.
+
+    On CPUs vLLM keeps weights packed beside each layer. Its reload packs what was loaded, and a tied output layer is
+    not: it would go on with the version before.
+    """
+    if not current_platform.is_cpu():
+        return
+    packed: set[int] = set()
+    for layer in model.modules():
+        weight = getattr(layer, "weight", None)
+        if weight is None or not isinstance(getattr(layer, "quant_method", None), UnquantizedEmbeddingMethod):
+            continue
+        if id(weight) in packed:
+            layer.quant_method.process_weights_after_loading(layer)
+        packed.add(id(weight))
