@@ -170,8 +170,11 @@ def _code(end: SystemExit) -> int:
 
 
 if __name__ == "__main__":
-    # What all this is for.
+    # What all this is for. The first four are what a command would import else, and that takes it ten times as long.
+    import nkeys  # noqa: F401
+    import safetensors.torch  # noqa: F401
     import torch  # noqa: F401
+    from pydantic import Field, TypeAdapter  # noqa: F401 (Typer's)
 
     import tensorhub.cli.main  # noqa: F401
 
