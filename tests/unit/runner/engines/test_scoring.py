@@ -32,6 +32,17 @@ def model(request: Any) -> PreTrainedModel:
 
 
 @pytest.fixture(scope="module")
+def desk(model: PreTrainedModel) -> Desk:
+    return Desk(engine_of(model))
+
+
+@pytest.fixture(scope="module")
+def scoring(model: PreTrainedModel) -> TorchEngine:
+    """Return an engine with the same weights that has generated nothing."""
+    return engine_of(model)
+
+
+@pytest.fixture(scope="module")
 def llama() -> TorchEngine:
     return engine_of(tiny("llama"))
 
@@ -49,11 +60,12 @@ def as_made(found: list[Scored | None]) -> tuple[list[int], list[float]]:
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-def test_the_same_weights_draw_the_same_tokens_with_the_same_bits(model: PreTrainedModel, sampling: Sampling) -> None:
+def test_the_same_weights_draw_the_same_tokens_with_the_same_bits(
+    desk: Desk, scoring: TorchEngine, sampling: Sampling
+) -> None:
     """They were made one at a time, beside others; here they are computed many rows a pass."""
-    desk = Desk(engine_of(model))
     made, *_ = desk.generate((PROMPT, sampling), ([1], Sampling(9, 1)), ([2, 3], Sampling(30, 1)))
-    assert as_made(scored(engine_of(model), PROMPT, made, sampling)) == (made.tokens, made.logprobs)
+    assert as_made(scored(scoring, PROMPT, made, sampling)) == (made.tokens, made.logprobs)
 
 
 @pytest.mark.long
