@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.lib.stride_tricks import sliding_window_view
 from tests.examples_of import examples
 from tests.kit.fakes import GIVE_UP_S
 
@@ -89,20 +90,35 @@ def source_of(nbytes: int, seed: int = 1) -> memoryview:
 
 
 def answer(destination: bytes, source: memoryview, boxes: StridedCopies) -> bytes:
-    """Return what the destination is to become, found byte by byte with numpy's indices."""
+    """Return what the destination is to become, found run by run with numpy's indices.
+
+    A run is what has no gap at either end: an element, or as many of the last dimensions as lie one behind the other.
+    """
     found = np.frombuffer(destination, np.uint8).copy()
     origin = np.frombuffer(source, np.uint8)
     for to, at, form in zip(boxes.to, boxes.origin, boxes.form, strict=True):
-        found[to + places(form, form.to_strides)] = origin[at + places(form, form.origin_strides)]
+        dims, nbytes = len(form.shape), form.itemsize
+        while dims and form.to_strides[dims - 1] == form.origin_strides[dims - 1] == nbytes:
+            dims -= 1
+            nbytes *= form.shape[dims]
+        into = sliding_window_view(found, nbytes, writeable=True)
+        into[to + starts(form.shape[:dims], form.to_strides)] = sliding_window_view(origin, nbytes)[
+            at + starts(form.shape[:dims], form.origin_strides)
+        ]
     return found.tobytes()
 
 
 def places(form: StridedForm, strides: Sequence[int]) -> npt.NDArray[np.int64]:
     """Return where each byte of a box stands, from its beginning, in the order of its elements."""
-    at: npt.NDArray[Any] = np.zeros(form.shape, np.int64)
-    for dim, (size, stride) in enumerate(zip(form.shape, strides, strict=True)):
-        at += (np.arange(size) * stride).reshape([-1 if dim == each else 1 for each in range(len(form.shape))])
-    return (at[..., None] + np.arange(form.itemsize)).reshape(-1)
+    return (starts(form.shape, strides)[:, None] + np.arange(form.itemsize)).reshape(-1)
+
+
+def starts(shape: Sequence[int], strides: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Return where each element of these dimensions begins, from the first one, in their order."""
+    at: npt.NDArray[Any] = np.zeros(shape, np.int64)
+    for dim, size in enumerate(shape):
+        at += (np.arange(size) * strides[dim]).reshape([-1 if dim == each else 1 for each in range(len(shape))])
+    return at.reshape(-1)
 
 
 def rows(count: int, nbytes: int, to_stride: int, origin_stride: int) -> StridedForm:

@@ -74,8 +74,10 @@ class Agent:
 
     def change(self, share: float, first: int = 0) -> None:
         values = np.frombuffer(self.memory, np.uint16)[first:]
-        which = self.chance.random(len(values)) < share
-        values[which] ^= self.chance.integers(1, 2**16, int(which.sum()), dtype=np.uint16)
+        flipped = self.chance.integers(1, 2**16, len(values), dtype=np.uint16)
+        # Small integers are drawn ten times as fast as what `random` draws.
+        flipped[self.chance.integers(0, 2**16, len(values), dtype=np.uint16) >= share * 2**16] = 0
+        values ^= flipped
 
     async def digest(self) -> bytes:
         return await self.pool.digest(self.place.segment.view, Spans.of(self.place.table)).result()

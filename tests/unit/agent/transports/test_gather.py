@@ -256,7 +256,7 @@ async def test_a_cancelled_caller_is_kept_until_nothing_is_under_way(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, to_stride: int, origin_stride: int
 ) -> None:
     """In the middle of packing, and of unpacking: the link is gone when the caller is told, so nothing comes later."""
-    stuck = Stuck(hub, rows(16_000, 4096, to_stride, origin_stride), monkeypatch)
+    stuck = Stuck(hub, rows(8_000, 4096, to_stride, origin_stride), monkeypatch)
     await stuck.begin()
     for _ in range(2):
         stuck.gathering.cancel()
