@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -57,6 +58,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Let the files that take longest begin first; `make test` has the workers take them in this order."""
     places = {config.rootpath / file: place for place, file in enumerate(longest_first.FILES)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each worker whole files, and one of them all that use the session's hubs."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]  # noqa: PLC0415 (not in every environment of `make integrations`)
+
+    class SharedHubs(LoadFileScheduling):  # type: ignore[misc]  # xdist has no annotations
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "the session's hubs" if file in longest_first.ONE_WORKER else file
+
+    return SharedHubs(config, log)
 
 
 def pytest_collection_finish() -> None:

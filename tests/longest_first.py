@@ -1,5 +1,7 @@
 """Which files of tests take longest, the longest first: they begin first, so that no worker is left alone with one.
 
+And which files one worker runs, since they share the session's hubs: one takes five seconds of a core to start.
+
 Measured with `make test`, in the sum of the tests of each. That a file takes some seconds longer or less is no reason
 to change the order; that one takes a minute and is missing here is. `pytest --durations=0` says how long a test took.
 """
@@ -40,3 +42,20 @@ FILES: Final = (
     "tests/integration/registry/test_registry.py",
     "tests/integration/test_command_line.py",
 )
+
+ONE_WORKER: Final = frozenset(
+    {
+        "tests/integration/test_bad_input.py",
+        "tests/integration/test_bad_input_wire.py",
+        "tests/integration/test_command_line.py",
+        "tests/integration/test_device_memory.py",
+        "tests/integration/test_device_resharding.py",
+        "tests/integration/test_examples.py",
+        "tests/integration/test_host_copy.py",
+        "tests/integration/test_installs.py",
+        "tests/integration/test_mapping.py",
+        "tests/integration/test_resharding.py",
+        "tests/integration/test_sdk.py",
+    }
+)
+"""The files that use the session's hubs: in one worker these are started once, and not in each."""
