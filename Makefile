@@ -36,8 +36,8 @@ BIN := $(VENV)/bin
 # Written last, so that an installation that broke off is done again.
 READY := $(VENV)/.ready
 # Three workers keep two cores busy, since a third of what the tests take is waiting; a file's tests stay together and share its
-# hub, and the files begin in the order of tests/conftest.py: xdist's own is by how many tests a file has, and the long ones
-# have few.
+# hub, all that uses the session's hubs is in one worker (tests/conftest.py), and the files begin in its order: xdist's own is
+# by how many tests a file has, and the long ones have few.
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help

@@ -29,3 +29,5 @@ def test_what_is_not_there_is_said_by_ucx() -> None:
         ProbeCase("none", {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "none-such"})
     )
     assert isinstance(result, ProbeFailed), result
+    assert "UCX" in result.why
+    assert "No such device" in result.why

@@ -370,6 +370,7 @@ def test_a_near_holder_of_whatever_layout_is_read_and_nothing_crosses() -> None:
     everybody = [*all_of(readers), *near.holders(ready=True)]
     for reader in readers:
         answer, _ = plan(reader, 0, everybody)
+        assert {number_of(share.source) for share in answer.shares} == {near.number}
         assert not crossed(answer)
         assert not any(share.crosses for share in answer.shares)
 

@@ -1,12 +1,13 @@
 """Publishing and unpublishing, sentence by sentence of the design."""
 
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from tests.unit.common.catalog.scenes import CONFLICT, NONE, holding, one, only, republished, standing, two
 
 from tensorhub_common.errors import from_code
-from tensorhub_common.protocol.log.commands import NO_ROOT, VERSION_MAX, Decline, Ready
+from tensorhub_common.protocol.log.codec import encode
+from tensorhub_common.protocol.log.commands import NO_ROOT, SHARDS_MAX, VERSION_MAX, Decline, Ready
 from tensorhub_common.protocol.log.events import (
     PublishDeclined,
     PublishFailed,
@@ -89,6 +90,10 @@ def test_publishing_again_what_this_shard_already_holds_returns() -> None:
     assert (stands.shard, stands.version) == (1, 12)
 
 
+NATS_PAYLOAD_BYTES_MAX: Final = 1 << 20
+"""What a NATS server takes as it comes."""
+
+
 @pytest.mark.long
 def test_an_event_that_names_the_roots_of_the_most_shards_fits_into_a_message() -> None:
     world, shards = CatalogDriver(), 300
@@ -98,6 +103,7 @@ def test_an_event_that_names_the_roots_of_the_most_shards_fits_into_a_message() 
     for index in range(shards):
         events = world.ready("trainer", 1, index, digest=f"{index:064x}")
     assert isinstance(events[0], VersionPublished)
+    assert len(encode(events[0])) * SHARDS_MAX < NATS_PAYLOAD_BYTES_MAX * shards
 
 
 def test_an_equal_root_makes_a_holder_of_another_replica() -> None:
