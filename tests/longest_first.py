@@ -8,6 +8,21 @@ to change the order; that one takes a minute and is missing here is. `pytest --d
 
 from typing import Final
 
+ONE_WORKER: Final = (
+    "tests/integration/test_command_line.py",
+    "tests/integration/test_mapping.py",
+    "tests/integration/test_resharding.py",
+    "tests/integration/test_sdk.py",
+    "tests/integration/test_installs.py",
+    "tests/integration/test_examples.py",
+    "tests/integration/test_device_memory.py",
+    "tests/integration/test_bad_input.py",
+    "tests/integration/test_bad_input_wire.py",
+    "tests/integration/test_host_copy.py",
+    "tests/integration/test_device_resharding.py",
+)
+"""The files that use the session's hubs, the longest first: one worker has all of them, and the hubs start once."""
+
 FILES: Final = (
     "tests/property/test_resharding.py",
     "tests/unit/runner/engines/test_exact.py",
@@ -25,18 +40,8 @@ FILES: Final = (
     "tests/unit/agent/transports/test_contract.py",
     "tests/unit/agent/transports/test_ucxx.py",
     "tests/unit/agent/transports/test_stopped_source.py",
-    # All of these are one worker's. They come so late since their hubs stay until the end, and take a core's tenth each.
-    "tests/integration/test_command_line.py",
-    "tests/integration/test_mapping.py",
-    "tests/integration/test_resharding.py",
-    "tests/integration/test_sdk.py",
-    "tests/integration/test_installs.py",
-    "tests/integration/test_examples.py",
-    "tests/integration/test_device_memory.py",
-    "tests/integration/test_bad_input.py",
-    "tests/integration/test_bad_input_wire.py",
-    "tests/integration/test_host_copy.py",
-    "tests/integration/test_device_resharding.py",
+    # So late since their hubs stay until the end, and each takes a tenth of a core by then.
+    *ONE_WORKER,
     "tests/integration/test_parts_away.py",
     "tests/integration/test_retention.py",
     "tests/integration/test_retention_disk.py",
@@ -55,20 +60,3 @@ FILES: Final = (
     "tests/unit/agent/transfer/test_site_handoff.py",
     "tests/unit/simulator/cluster/test_main.py",
 )
-
-ONE_WORKER: Final = frozenset(
-    {
-        "tests/integration/test_bad_input.py",
-        "tests/integration/test_bad_input_wire.py",
-        "tests/integration/test_command_line.py",
-        "tests/integration/test_device_memory.py",
-        "tests/integration/test_device_resharding.py",
-        "tests/integration/test_examples.py",
-        "tests/integration/test_host_copy.py",
-        "tests/integration/test_installs.py",
-        "tests/integration/test_mapping.py",
-        "tests/integration/test_resharding.py",
-        "tests/integration/test_sdk.py",
-    }
-)
-"""The files that use the session's hubs: in one worker these are started once, and not in each."""
