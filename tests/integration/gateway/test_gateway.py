@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +16,7 @@ import torch
 from tests.bounds import WAIT_S
 from tests.kit.chat_models import save_chat_model
 from tests.kit.hubs import RunningHub, running_hub
-from tests.kit.waiting import until_answer
+from tests.kit.waiting import until, until_answer
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import tensorhub
@@ -275,6 +275,57 @@ async def test_a_session_without_a_reward_ends_by_itself_and_with_its_gateway(tr
         await serving.reward("b", 0.25, final=False)
     found_after = [each async for batch in serving.rollouts.batches(wait_s=WAIT_S) for each in batch.responses]
     assert [(each.reward, each.session_end, each.metadata) for each in found_after] == [(0.25, "closed", {"task": 7})]
+
+
+async def test_a_session_ends_at_once_while_no_manager_answers_and_what_is_in_no_trajectory_is_done_later(
+    trainer: Trainer,
+) -> None:
+    async with trainer.serving("unled", max_tokens=3000) as serving:
+        async with serving.client("void") as client:
+            stream = await call(client, HI, stream=True)
+            await anext(aiter(stream))
+            await stream.close()
+            await until_answer(serving.rollouts.status, lambda found: _open(found, "unled") == 0, "none is open")
+        async with serving.client("made") as client:
+            answer = await call(client, HI, max_tokens=4)
+        with trainer.hub.stopped("rollout-0"):
+            await serving.reward("void", 0)
+            await serving.reward("made", 1)
+
+            async def is_over() -> bool:
+                return bool((await serving.asked("made"))["state"] == "over")
+
+            # To wait for the manager takes it a minute.
+            await until(is_over, "the session with an answer is over", 30)
+        (found,) = await serving.take()
+        assert found.token_ids.tolist() == answer.choices[0].token_ids
+        await until_answer(serving.rollouts.status, lambda found: _undone(found, "unled") == 0, "all is done")
+
+
+async def test_a_call_that_is_being_submitted_when_the_gateway_closes_is_cancelled(trainer: Trainer) -> None:
+    stack = AsyncExitStack()
+    serving = await stack.enter_async_context(trainer.serving("closing", max_tokens=3000))
+    async with serving.client("a") as client:
+        with trainer.hub.stopped("rollout-0"):
+            asking = asyncio.create_task(call(client, HI))
+
+            async def is_begun() -> bool:
+                found = await serving.http.get("sessions/a")
+                return bool(found.status_code == 200)
+
+            await until(is_begun, "the call is begun")
+            closing = asyncio.create_task(stack.aclose())
+            with pytest.raises(openai.APIError):
+                await asking
+            # It does not end before the submission has: what it gave up then would go on.
+            await asyncio.wait({closing}, timeout=3)
+        await closing
+    status = serving.rollouts.status
+    await until_answer(status, lambda found: _open(found, "closing") + _undone(found, "closing") == 0, "none is left")
+
+
+def _undone(status: tensorhub.RolloutStatus, name: str) -> int:
+    return next((each.ended for each in status.consumers if each.name == name), 0)
 
 
 async def test_what_a_killed_trainer_had_comes_to_the_next_one_by_its_calls(trainer: Trainer) -> None:

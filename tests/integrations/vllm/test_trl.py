@@ -25,7 +25,8 @@ async def test_the_reward_of_trls_example_rises_where_vllm_generates(hub: Runnin
     (config,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
     # vLLM's attention on CPUs has no heads of 16.
     (tmp_path / "config.json").write_text(json.dumps({**json.loads(config), "hidden_size": 128}))
-    server = VllmProcess(tmp_path, free_port(), tmp_path / "server.log", ("--load-format", "dummy", "--max-model-len", "128"))
+    options = ("--load-format", "dummy", "--max-model-len", "128")
+    server = VllmProcess(tmp_path, free_port(), tmp_path / "server.log", options)
     server.start()
     job = new_job()
     try:

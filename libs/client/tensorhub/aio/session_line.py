@@ -120,14 +120,16 @@ class SessionLine:
         self.sessions.add(session)
         self._tell()
 
-    async def end(self, session: EndedSession) -> None:
-        """Hand a session over to `batches()`. One without a trajectory is done at once. Raises as `AsyncBatch.done`."""
+    def deliver(self, session: EndedSession) -> None:
+        """Hand a session over to `batches()`, where it has a trajectory. It is open no more."""
         if session.trajectories:
             self._collector.deliver(session)
-        elif session.requests:
-            await self._done(session.requests)
         self.sessions.discard(session.session)
         self._tell()
+
+    async def acknowledge(self, requests: tuple[RequestId, ...]) -> None:
+        """Say that calls are done of which `batches()` yields nothing. Raises as `AsyncBatch.done`."""
+        await self._done(requests)
 
     def may_come(self, groups: Iterable[str] | None) -> bool:
         """Tell whether a session may still come. `groups`: of these sessions alone."""

@@ -31,7 +31,7 @@ from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_common.runtime.supervision import Fault, Supervisor, log_only
 from tensorhub_gateway.api.calls import CallAsked, SamplingAsked
 from tensorhub_gateway.api.refusals import Refusal, bad, unavailable
-from tensorhub_gateway.app.open_calls import OpenCall, OpenCalls
+from tensorhub_gateway.app.open_calls import AGAIN_S, OpenCall, OpenCalls
 from tensorhub_gateway.chat.tokenizer import ChatTokenizer
 from tensorhub_gateway.sessions.extension import (
     HISTORY,
@@ -52,7 +52,7 @@ CALLS_MAX: Final = 8192
 LOOK_S: Final = 0.5
 """How often idle sessions are looked for."""
 CLOSE_S: Final = 10.0
-"""So long calls that were cancelled are waited for when the gateway is closed."""
+"""So long calls that were cancelled, and what is to be acknowledged, are waited for when the gateway is closed."""
 KEEP_ALIVE_S: Final = 75
 """So long a connection may be idle."""
 BACKLOG: Final = 2048
@@ -92,6 +92,9 @@ class Gateway:
         self._due = asyncio.Event()
         self._done_of: dict[str, list[tuple[Turn | None, EndedCall | RequestId]]] = {}
         """What has ended of each open session."""
+        self._done: list[RequestId] = []
+        """What is to be acknowledged: calls of which no trajectory has anything."""
+        self._has_done, self._is_acknowledged = asyncio.Event(), asyncio.Event()
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self._is_closing = False
@@ -134,6 +137,7 @@ class Gateway:
             (self.calls.follow_always(), "following tokens"),
             (self.calls.end_always(), "taking the ends of calls"),
             (self._end_sessions_always(), "ending sessions"),
+            (self._acknowledge_always(), "acknowledging calls"),
         ):
             self._work.start(loop, what, on_fault=self._failed)
         from tensorhub_gateway.app.http import web_application  # noqa: PLC0415 (it imports this module)
@@ -171,7 +175,12 @@ class Gateway:
                         await asyncio.wait({self._serving})
                         await self.calls.wait_none()
             for session in [*self.sessions.open.values()]:
-                await self._end(session, "reward" if session.is_final else "closed")
+                self._end(session, "reward" if session.is_final else "closed")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    while self._done:
+                        self._is_acknowledged.clear()
+                        await self._is_acknowledged.wait()
         finally:
             await self._work.close()
             self._thread.shutdown(wait=False)
@@ -317,7 +326,7 @@ class Gateway:
         if session in self.sessions.open:
             self._done_of.setdefault(session, []).append((None, request))
         else:
-            self._work.start(self.line.end(EndedSession("", (request,), ())), "acknowledging a call that was given up")
+            self._not_needed(request)
 
     def _leave(self, session: Session) -> None:
         self.sessions.leave(session, time.monotonic())
@@ -345,18 +354,37 @@ class Gateway:
                     await self._due.wait()
             self._due.clear()
             for session, end in self.sessions.due(time.monotonic()):
-                await self._end(session, end)
+                self._end(session, end)
 
-    async def _end(self, session: Session, end: End) -> None:
+    def _end(self, session: Session, end: End) -> None:
         self.sessions.end(session)
         ended = self._done_of.pop(session.id, [])
         requests = tuple(each.request if isinstance(each, EndedCall) else each for _, each in ended)
         responses = {turn: each.response for turn, each in ended if turn is not None and isinstance(each, EndedCall)}
         trajectories = tuple(_trajectories(session, responses, end))
-        try:
-            await self.line.end(EndedSession(session.id, requests, trajectories))
-        except TensorHubError as why:
-            _log.warning("a session without an answer could not be acknowledged", session=session.id, why=str(why))
+        self.line.deliver(EndedSession(session.id, requests, trajectories))
+        if not trajectories:
+            self._not_needed(*requests)
+
+    def _not_needed(self, *requests: RequestId) -> None:
+        """Take calls of which no trajectory has anything: they are acknowledged soon."""
+        self._done.extend(requests)
+        self._has_done.set()
+
+    async def _acknowledge_always(self) -> NoReturn:
+        while True:
+            await self._has_done.wait()
+            self._has_done.clear()
+            requests = tuple(self._done)
+            try:
+                await self.line.acknowledge(requests)
+            except TensorHubError as why:
+                _log.debug("calls could not be acknowledged yet", calls=len(requests), why=str(why))
+                self._has_done.set()
+                await asyncio.sleep(AGAIN_S)
+                continue
+            del self._done[: len(requests)]
+            self._is_acknowledged.set()
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
         return await asyncio.wrap_future(self._thread.submit(work))

@@ -60,6 +60,8 @@ class OpenCalls:
         """Prepare. `on_orphan` is told of what has ended and was given up here before, with its session's id."""
         self._line, self._on_orphan = line, on_orphan
         self._waiting: deque[OpenCall] = deque()
+        self._submitting: list[OpenCall] = []
+        """Those of the submission that is under way."""
         self._submitted: dict[str, OpenCall] = {}
         self._cancels: list[str] = []
         self._has_waiting, self._has_submitted, self._has_followed, self._has_cancels = (
@@ -70,7 +72,7 @@ class OpenCalls:
     @property
     def count(self) -> int:
         """How many are under way."""
-        return len(self._waiting) + len(self._submitted)
+        return len(self._waiting) + len(self._submitting) + len(self._submitted)
 
     def begin(self, call: OpenCall) -> None:
         """Take a call, which is submitted soon."""
@@ -86,7 +88,7 @@ class OpenCalls:
 
     def fail_all(self, error: Refusal) -> None:
         """End all calls for who waits for them."""
-        for call in (*self._waiting, *self._submitted.values()):
+        for call in (*self._waiting, *self._submitting, *self._submitted.values()):
             call.fail(error)
 
     async def wait_none(self) -> None:
@@ -113,7 +115,11 @@ class OpenCalls:
             if not self._waiting:
                 self._has_waiting.clear()
             if calls:
-                await self._submit(calls)
+                self._submitting = calls
+                try:
+                    await self._submit(calls)
+                finally:
+                    self._submitting = []
             self._has_none.set()
 
     async def _submit(self, calls: list[OpenCall]) -> None:

@@ -132,9 +132,9 @@ def _pack_tied(model: torch.nn.Module) -> None:
         return
     packed: set[int] = set()
     for layer in model.modules():
-        weight = getattr(layer, "weight", None)
-        if weight is None or not isinstance(getattr(layer, "quant_method", None), UnquantizedEmbeddingMethod):
+        weight, method = getattr(layer, "weight", None), getattr(layer, "quant_method", None)
+        if weight is None or not isinstance(method, UnquantizedEmbeddingMethod):
             continue
         if id(weight) in packed:
-            layer.quant_method.process_weights_after_loading(layer)
+            method.process_weights_after_loading(layer)
         packed.add(id(weight))
