@@ -172,8 +172,10 @@ async def test_a_hundred_sampled_responses_are_what_their_versions_make(
                 await trainer.publish(1 + done)
         await rollouts.close()
         code, out, err = await hub.command("replay", saved, "--model", model_folder, "--job", job, "--json")
-    assert code == 0, err + out[-2000:]
     verdicts = [json.loads(line) for line in out.splitlines()]
+    wrong = [each for each in verdicts if each["verdict"] != "confirmed"]
+    assert not wrong, json.dumps(wrong[:2])
+    assert code == 0, err
     runs = [run for verdict in verdicts for run in verdict["runs"]]
     assert len(verdicts) == RESPONSES
     assert {run["verdict"] for run in runs} == {"confirmed"}

@@ -62,14 +62,32 @@ def score(record: ResponseRecord, run: TokenRun, **more: Any) -> RunScore:
         "engine": EXACT,
         "drawn": record.token_ids[run.start : run.end],
         "logprobs": record.logprobs[run.start : run.end],
-    }
-    return RunScore(**(found | more))
+    } | more
+    borders = {"lowest": found["logprobs"], "highest": found["logprobs"]}
+    return RunScore(**(borders | found))
 
 
 def judged(run: TokenRun, tolerance: float | None = None, **more: Any) -> RunVerdict:
     """Judge a run of tokens 0 to its end, whose score has these differences."""
     record = record_of(run)
     return judge_run(record, run, score(record, run, **more), tolerance)
+
+
+def test_between_the_borders_of_a_cut_an_engine_that_rounds_otherwise_is_confirmed_and_an_exact_one_is_not() -> None:
+    # Told are 0, -0.125 and -0.25.
+    borders: dict[str, Any] = {
+        "logprobs": (0.0, -0.1, -0.25),
+        "lowest": (0.0, -0.15, -0.25),
+        "highest": (0.0, -0.1, -0.25),
+    }
+    fast = RunEngine("vllm", "vllm 0.12", "float32", is_exact=False)
+    found = judged(run_of(0, 3, engine=fast), **borders)
+    assert (found.verdict, found.logprob_diff_max) == ("confirmed", 0.0)
+    assert judged(run_of(0, 3, engine=EXACT), **borders).verdict == "differs"
+    beyond = borders | {"lowest": (0.0, -0.12, -0.25)}
+    found = judged(run_of(0, 3, engine=fast), **beyond)
+    assert (found.verdict, found.first_difference) == ("differs", 1)
+    assert found.logprob_diff_max == pytest.approx(0.005)
 
 
 def test_equal_tokens_and_log_probabilities_are_confirmed() -> None:

@@ -43,6 +43,9 @@ class RunScore(msgspec.Struct, frozen=True):
     """The tokens that the seed draws; -1 where the logits are no numbers."""
     logprobs: Sequence[float]
     """Of the tokens that stand there; NaN where the logits are no numbers."""
+    lowest: Sequence[float]
+    """The same where the border of top_p lies a little elsewhere, as it may in an engine that rounds otherwise."""
+    highest: Sequence[float]
 
 
 class NotScored(msgspec.Struct, frozen=True):
@@ -108,12 +111,16 @@ def judge_run(
     told = np.array([np.nan if each is None else each for each in record.logprobs[run.start : run.end]], np.float32)
     # What an engine tells is float32.
     found = np.array(scored.logprobs, np.float64).astype(np.float32)
+    is_exact = made_by is not None and is_alike and made_by.is_exact
     with np.errstate(invalid="ignore"):
         apart = np.abs(told.astype(np.float64) - found)
+        if not is_exact:
+            lowest, highest = np.array(scored.lowest, np.float64), np.array(scored.highest, np.float64)
+            is_beyond = ~((told > lowest) & (told < highest))
+            apart = np.where(is_beyond, np.minimum(np.abs(told - lowest), np.abs(told - highest)), 0.0)
     apart[np.isnan(apart)] = np.inf
     is_redrawn = drawn == tokens
     is_off = apart > bound
-    is_exact = made_by is not None and is_alike and made_by.is_exact
     wrong = np.flatnonzero(is_off | ~is_redrawn if is_exact else is_off)
     judged = msgspec.structs.replace(
         _verdict(run, "confirmed"),

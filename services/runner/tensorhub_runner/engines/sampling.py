@@ -15,14 +15,20 @@ Rules:
   top_p (`temperature`).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from tensorhub_common.protocol.rollout.messages import Sampling
 from tensorhub_runner.engines.philox import uniform
+
+BORDER_SHARE: Final = 1e-3
+"""So much of top_p its border may lie elsewhere in an engine that rounds otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +36,15 @@ class Scored:
     """What is drawn at a place, and the natural log-probability of the token that stands there.
 
     It is -inf for a token that top_k or top_p leave out, where log-probabilities are of what is drawn from.
+
+    Another engine rounds otherwise, and may cut one token sooner or later: `lowest` and `highest` are what the token
+    has where the border of top_p lies up to `BORDER_SHARE` of itself lower or higher.
     """
 
     drawn: int
     logprob: float
+    lowest: float
+    highest: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +77,17 @@ def score(logits: torch.Tensor, sampling: Sampling, position: int, token: int) -
     A token that is drawn again has the log-probability that `draw` gave it one by one, bit for bit.
     """
     number = float(uniform([sampling.seed], [position])[0])
-    (found,) = _drawn(logits.clone().unsqueeze(0), [sampling], [number], token)
-    return None if found is None else Scored(found.token, found.logprob)
+    row = logits.clone().unsqueeze(0)
+    (found,) = _drawn(row, [sampling], [number], token)
+    if found is None:
+        return None
+    near = [found.logprob]
+    if _is_cut(sampling) and sampling.top_p < 1.0:
+        for share in (1 - BORDER_SHARE, 1 + BORDER_SHARE):
+            (cut,) = _drawn(row, [replace(sampling, top_p=min(1.0, sampling.top_p * share))], [number], token)
+            near += [] if cut is None else [cut.logprob]
+    possible = [each for each in near if math.isfinite(each)] or near
+    return Scored(found.token, found.logprob, min(possible), max(possible))
 
 
 def _drawn(

@@ -123,3 +123,22 @@ def test_the_ends_of_the_distribution_have_a_probability(
     (drawn,) = draw(torch.tensor([row], dtype=torch.float64), [sampling], [0])
     assert drawn is not None
     assert drawn.token == (2 if number == 0.0 else 3)
+
+
+def test_a_score_says_what_a_token_has_where_the_border_of_top_p_lies_a_little_elsewhere() -> None:
+    logits = torch.tensor([0.5, 0.3999, 0.1001], dtype=torch.float64).log()
+    at_border, beside_it = Sampling(1, 0, 1.0, 0.9), Sampling(1, 0, 1.0, 0.8)
+    found = under_test.score(logits, at_border, 3, 0)
+    assert found is not None
+    # The likeliest two are 0.8999 together, so 0.9 keeps the third one, and a border a thousandth lower does not.
+    assert found.logprob == found.lowest == pytest.approx(math.log(0.5))
+    assert found.highest == pytest.approx(math.log(0.5 / 0.8999))
+    found = under_test.score(logits, at_border, 3, 2)
+    assert found is not None
+    assert found.logprob == found.lowest == found.highest == pytest.approx(math.log(0.1001))
+    found = under_test.score(logits, beside_it, 3, 0)
+    assert found is not None
+    assert found.logprob == found.lowest == found.highest == pytest.approx(math.log(0.5 / 0.8999))
+    found = under_test.score(logits, beside_it, 3, 2)
+    assert found is not None
+    assert (found.lowest, found.highest) == (-math.inf, -math.inf)

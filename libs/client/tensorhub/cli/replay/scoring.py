@@ -45,6 +45,8 @@ class Scored(Protocol):
 
     drawn: int
     logprob: float
+    lowest: float
+    highest: float
 
 
 class ScoringEngine(Protocol):
@@ -161,7 +163,9 @@ async def _score_version(
                     part = made[start - first : end - first]
                     drawn = [-1 if one is None else one.drawn for one in part]
                     logprobs = [math.nan if one is None else one.logprob for one in part]
-                    scores[RunPlace(number, each)] = RunScore(root, scorer, drawn, logprobs)
+                    lowest = [math.nan if one is None else one.lowest for one in part]
+                    highest = [math.nan if one is None else one.highest for one in part]
+                    scores[RunPlace(number, each)] = RunScore(root, scorer, drawn, logprobs, lowest, highest)
             done += sum(end - start for start, end in spans)
             bar.to(done, total)
     return scores
