@@ -102,8 +102,10 @@ class Units:
 
     async def places(self) -> dict[str, str | None]:
         """Return the Ray node of each runner, or None where it waits for one."""
-        found = await asyncio.gather(*(node_of(unit.runner) for unit in self._units.values()))
-        return dict(zip(self._units, found, strict=True))
+        # Runners come and go while they are asked.
+        actors = {name: unit.runner for name, unit in self._units.items()}
+        found = await asyncio.gather(*(node_of(actor) for actor in actors.values()))
+        return dict(zip(actors, found, strict=True))
 
     async def reason(self, process: str) -> str:
         """Return why an agent or a runner is not ready: what it waits for, or what it has written last."""
