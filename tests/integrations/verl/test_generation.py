@@ -228,6 +228,24 @@ async def test_lengths_are_read_as_verls_own_servers_read_them(server: RolloutSe
     assert (await generated(server, ids, stop_token_ids=[ended.token_ids[2]])).token_ids == ended.token_ids[:3]
 
 
+async def test_many_short_requests_beside_a_long_one_all_come(server: RolloutServer) -> None:
+    """A response may be here before its submission has said that it is one of its own."""
+    long = asyncio.create_task(generated(server, [9], max_tokens=1500))
+    for _ in range(20):
+        made = await asyncio.gather(*(generated(server, [1, 2 + each], max_tokens=1) for each in range(24)))
+        assert [len(each.token_ids) for each in made] == [1] * 24
+    assert len((await long).token_ids) == 1500
+
+
+async def test_a_prompt_that_cannot_be_fails_alone(server: RolloutServer) -> None:
+    asked = [generated(server, ids, max_tokens=1) for ids in ([1], [-5], [2])]
+    first, wrong, last = await asyncio.gather(*asked, return_exceptions=True)
+    assert isinstance(wrong, BadPrompt)
+    for each in (first, last):
+        assert not isinstance(each, BaseException)
+        assert len(each.token_ids) == 1
+
+
 async def test_what_runners_cannot_follow_is_refused_by_its_name(server: RolloutServer) -> None:
     for params, said in (
         ({"min_p": 0.1}, "min_p=0.1 can't be followed"),

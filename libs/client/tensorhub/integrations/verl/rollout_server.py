@@ -15,6 +15,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 import tensorhub
 from tensorhub import NotInThisVersion, Prompt, Response, Sampling, TensorHubError
+from tensorhub._rollouts.prompts import checked_prompts
 from tensorhub.integrations.verl.checkpoint_engine import published_after
 from tensorhub_common.runtime.supervision import Fault, Supervisor
 
@@ -54,7 +55,7 @@ class ServerSettings:
     """Tokens for which a prompt has room. A longer one takes from what is left for the response."""
     staleness: int = 0
     on_update: Any = "continue"
-    wait_s: float = 600
+    wait_s: float = 3600
     """So long nothing may come while requests are open, in seconds."""
     update_s: float = 600
     """The bound in seconds of an update, from its beginning to the publication."""
@@ -66,6 +67,10 @@ class _Request:
     def __init__(self, prompt: Prompt, sampling: Sampling) -> None:
         self.prompt, self.sampling = prompt, sampling
         self.answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+
+    def end(self, made: Response) -> None:
+        if not self.answer.done():
+            self.answer.set_result(made)
 
     def fail(self, why: BaseException) -> None:
         if not self.answer.done():
@@ -83,6 +88,10 @@ class RolloutServer:
         self._rollouts: tensorhub.AsyncRollouts | None = None
         self._waiting: deque[_Request] = deque()
         self._has_waiting = asyncio.Event()
+        self._submitting: list[_Request] = []
+        """Those of the submission that is under way."""
+        self._early: dict[str, Response] = {}
+        """By group, what came before that submission had said which groups are its own."""
         self._open: dict[str, _Request] = {}
         """By group, what is submitted."""
         self._has_open = asyncio.Event()
@@ -144,6 +153,8 @@ class RolloutServer:
         _check_more(more)
         ids = [int(each) for each in prompt_ids]
         request = _Request(Prompt(ids), self._sampling(len(ids), sampling_params))
+        # Here, since a submission has the requests of others too.
+        list(checked_prompts([request.prompt]))
         while not self._may_begin.is_set():
             if self._refuses:
                 return TokenOutput(token_ids=[], stop_reason="aborted", extra_fields=self._steps_of([]))
@@ -199,7 +210,7 @@ class RolloutServer:
         """Submit what waits: what comes while one submission is under way goes with the next."""
         while True:
             await self._has_waiting.wait()
-            requests = self._next_waiting()
+            requests = self._submitting = self._next_waiting()
             if not requests:
                 self._has_waiting.clear()
                 continue
@@ -209,9 +220,15 @@ class RolloutServer:
             except TensorHubError as why:
                 for each in requests:
                     each.fail(why)
-                continue
-            self._open |= dict(zip(groups, requests, strict=True))
-            self._has_open.set()
+            else:
+                for group, each in zip(groups, requests, strict=True):
+                    if group in self._early:
+                        each.end(self._early[group])
+                    else:
+                        self._open[group] = each
+                self._has_open.set()
+            self._submitting = []
+            self._early.clear()
 
     def _next_waiting(self) -> list[_Request]:
         """Take the first ones that wait, of one sampling."""
@@ -242,8 +259,10 @@ class RolloutServer:
         async for batch in rollouts.batches(1, wait_s=self._settings.wait_s):
             for each in batch.responses:
                 request = self._open.pop(each.group, None)
-                if request is not None and not request.answer.done():
-                    request.answer.set_result(each)
+                if request is not None:
+                    request.end(each)
+                elif self._submitting:
+                    self._early[each.group] = each
             await batch.done()
 
     def _failed(self, fault: Fault) -> None:
@@ -251,7 +270,7 @@ class RolloutServer:
         self._fail_all(self._fault)
 
     def _fail_all(self, why: TensorHubError) -> None:
-        for each in (*self._waiting, *self._open.values()):
+        for each in (*self._waiting, *self._submitting, *self._open.values()):
             each.fail(why)
         self._waiting.clear()
         self._open.clear()

@@ -32,7 +32,7 @@ def register() -> None:
 def _end_with_runner() -> None:
     """End this process at once when the runner ends, however it does.
 
-    VLLM's core does not look after its parent: it would go on, and keep the memory of the model.
+    The core of vLLM does not look after its parent: it would go on, and keep the memory of the model.
     """
     runner = int(os.environ.get(ENDS_WITH) or 0)
     if runner in (0, os.getpid()) or any(each.name == ENDS_WITH for each in threading.enumerate()):
