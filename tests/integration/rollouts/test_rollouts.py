@@ -222,6 +222,9 @@ async def test_a_version_that_is_gone_fails_what_was_for_it_alone(job: RolloutJo
 
 @pytest.mark.long
 async def test_the_command_shows_consumers_and_instances(job: RolloutJob) -> None:
+    rollouts = await attach(job, "looking")
+    await job.until_serving(rollouts, 2)
+    await rollouts.close()
     _, said, _ = await job.hub.command("rollouts", "--json")
     states = {each["runner"]: each["state"] for each in json.loads(said)["instances"]}
     assert states == {"runner-0": "serving", "runner-1": "serving"}
