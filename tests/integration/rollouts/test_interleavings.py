@@ -36,7 +36,7 @@ LONG = 1200
 ENDLESS = 1_000_000
 STEP_S = 0.01
 PAUSE_S = 0.5
-"""So long the manager does not hear of versions: it waits for one that it was told of a second at most."""
+"""So long the manager sees no version: it waits for one that it was told of a second at most."""
 ROOM_BYTES = 1 << 20
 
 

@@ -282,6 +282,15 @@ async def test_between_abort_and_resume_requests_wait_or_are_told_to_go_elsewher
     assert len((await waiting).token_ids) == 2
 
 
+async def test_a_request_does_not_wait_for_ever_for_an_update_that_never_ends(server: RolloutServer) -> None:
+    await server.abort_all_requests()
+    try:
+        with pytest.raises(TensorHubError, match="verl has let no request begin for 1 s"):
+            await generated(server, [1], max_tokens=2)
+    finally:
+        await server.resume_generation()
+
+
 async def test_an_update_without_a_version_ends_at_its_bound(server: RolloutServer) -> None:
     with pytest.raises(TensorHubError, match="no update was begun"):
         await server.update_weights(global_steps=1)

@@ -127,7 +127,7 @@ class TensorHubReplica(RolloutReplica):
 
 
 class NoEngine(BaseRollout):
-    """What stands where verl's fused workers have their engine: runners elsewhere have it."""
+    """The engine's place in verl's fused workers. It is empty: runners elsewhere have the engine."""
 
     async def resume(self, tags: list[str]) -> None:
         """Do nothing."""

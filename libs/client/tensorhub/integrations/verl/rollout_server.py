@@ -155,10 +155,8 @@ class RolloutServer:
         request = _Request(Prompt(ids), self._sampling(len(ids), sampling_params))
         # Here, since a submission has the requests of others too.
         list(checked_prompts([request.prompt]))
-        while not self._may_begin.is_set():
-            if self._refuses:
-                return TokenOutput(token_ids=[], stop_reason="aborted", extra_fields=self._steps_of([]))
-            await self._may_begin.wait()
+        if not await self._admitted():
+            return TokenOutput(token_ids=[], stop_reason="aborted", extra_fields=self._steps_of([]))
         if self._fault is not None:
             raise self._fault
         self._waiting.append(request)
@@ -173,6 +171,19 @@ class RolloutServer:
             num_preempted=len({(run.instance, run.attempt) for run in made.runs}) - 1,
             extra_fields=self._steps_of(made.versions.tolist()),
         )
+
+    async def _admitted(self) -> bool:
+        """Wait while an update is under way; False: the request is to go elsewhere. Raises `TensorHubError`."""
+        try:
+            async with asyncio.timeout(self._settings.update_s):
+                while not self._may_begin.is_set() and not self._refuses:
+                    await self._may_begin.wait()
+        except TimeoutError:
+            raise TensorHubError(
+                f"verl has let no request begin for {self._settings.update_s:g} s: look at what its update waits for, "
+                "or allow more with timeout_s"
+            ) from None
+        return self._may_begin.is_set()
 
     def _sampling(self, prompt_tokens: int, params: dict[str, Any]) -> Sampling:
         """Return how a request draws its tokens, as verl's own servers read the same parameters."""
