@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 import torch
+import torch.distributed as dist
 from tests.kit import shardings
 from tests.kit.hubs import RunningHub, new_job, running_hub
 from tests.kit.tensors import assert_same_bytes
 from tests.kit.waiting import until
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import tensorhub
 from tensorhub.arguments import Install
@@ -102,6 +105,37 @@ async def test_what_an_engine_has_queued_reads_the_version_that_it_was_queued_fo
             torch.cuda.synchronize()
             assert before.unique().tolist() == [version - 1.0]
             assert after.unique().tolist() == [float(version)]
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+async def test_a_module_under_fsdp_trains_and_follows(hub: RunningHub, memory: str, tmp_path: Path) -> None:
+    """Copies that FSDP has gathered are no obstacle to a publish, and don't outlive a read."""
+    if not dist.is_nccl_available():
+        pytest.skip("FSDP on a GPU gathers by NCCL, which this torch lacks")
+    dist.init_process_group("nccl", init_method=f"file://{tmp_path}/ranks", rank=0, world_size=1)
+    try:
+        async with hub.connected() as (here, there):
+            mesh = init_device_mesh("cuda", (1,))
+            model, follower = (nn.Sequential(nn.Linear(64, 50), nn.Linear(50, 3)).cuda() for _ in range(2))
+            for module in (model, follower):
+                fully_shard(module[0], mesh=mesh)
+                fully_shard(module, mesh=mesh)
+            trainer = await here.register("m", model, replica="trainer", memory=memory)
+            engine = await there.register("m", follower, replica="engine", memory=memory)
+            optimizer, probe = torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(4, 64, device="cuda")
+            before = follower(probe)
+            for version in range(1, 4):
+                async with trainer.overwriting(publish=True):
+                    model(probe).square().sum().backward()
+                    optimizer.step()
+                    expected = model(probe).detach()
+                    follower(probe)
+                assert await engine.update(wait_s=WAIT_S) == version
+                assert torch.equal(follower(probe), expected)
+                assert not torch.equal(expected, before)
+                before = expected
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("memory", MEMORIES)

@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ from tests.kit.fake_gpu import FakeGpu, fake_gpu
 from tests.kit.hubs import RunningHub, new_job
 from tests.kit.tensors import assert_same_bytes, weights
 from tests.kit.waiting import until, until_answer
+from tests.unit.client.pretended import alone
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 import tensorhub
 from tensorhub import LayoutMismatch, TensorSpec, VersionConflict
@@ -82,9 +85,8 @@ async def test_a_module_keeps_its_addresses_through_updates(hub: RunningHub, gpu
             nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)),
             nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)),
         )
-        for module in (model, engine_model):
-            for tensor in (*module.parameters(), *module.buffers()):
-                gpu.put(tensor)
+        gpu.put_module(model)
+        gpu.put_module(engine_model)
         model[0].bias = model[1].bias
         engine_model[0].bias = engine_model[1].bias
         trainer = await here.register("m", model, replica="trainer")
@@ -101,6 +103,33 @@ async def test_a_module_keeps_its_addresses_through_updates(hub: RunningHub, gpu
                 optimizer.step()
             assert [each.data_ptr() for each in engine_model.parameters()] == addresses
         assert all(not torch.equal(a, b) for a, b in pairwise(outputs))
+
+
+async def test_a_module_under_fsdp_stays_on_its_gpu(hub: RunningHub, gpu: FakeGpu, tmp_path: Path) -> None:
+    """Copies that FSDP has gathered are no obstacle to a publish, and don't outlive a read."""
+    async with hub.connected() as (here, there):
+        with alone(tmp_path) as mesh:
+            model, follower = (nn.Sequential(nn.Linear(8, 5), nn.Linear(5, 3)) for _ in range(2))
+            for module in (model, follower):
+                fully_shard(module[0], mesh=mesh)
+                fully_shard(module, mesh=mesh)
+                gpu.put_module(module)
+            trainer = await here.register("m", model, replica="trainer")
+            engine = await there.register("m", follower, replica="engine")
+            optimizer, probe = torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(4, 8)
+            before = follower(probe)
+            for version in range(1, 4):
+                model(probe).square().sum().backward()
+                optimizer.step()
+                # A pass without its backward leaves the last layer's parameters gathered, in both.
+                expected = model(probe).detach()
+                follower(probe)
+                async with trainer.overwriting(publish=True):
+                    pass
+                assert await engine.update(wait_s=WAIT_S) == version
+                assert torch.equal(follower(probe), expected)
+                assert not torch.equal(expected, before)
+                before = expected
 
 
 async def test_the_trainer_may_write_while_its_version_is_read(hub: RunningHub, gpu: FakeGpu) -> None:
@@ -242,11 +271,10 @@ async def test_what_is_not_possible_is_refused_in_one_sentence(hub: RunningHub, 
         with pytest.raises(LayoutMismatch, match="some, as 'b', are not: those would change before the others"):
             await here.register("m", both, replica="a", install="staged")
         module = nn.Linear(3, 3)
-        for tensor in module.parameters():
-            gpu.put(tensor)
+        gpu.put_module(module)
         shard = await here.register("m", module, replica="a")
         module.weight = nn.Parameter(torch.ones(3, 3))
-        with pytest.raises(LayoutMismatch, match="the module has other tensors for 'weight' than those"):
+        with pytest.raises(LayoutMismatch, match="'weight' no longer lies where the hub reads it"):
             await shard.publish()
 
 

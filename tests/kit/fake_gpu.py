@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from tensorhub._tensors import streams
 from tensorhub_common.devices.device import Device
@@ -21,6 +22,8 @@ class FakeGpu:
     def __init__(self, device: FakeDevice) -> None:
         self.device = device
         self._storages: set[int] = set()
+        self._empty: set[int] = set()
+        """Members without a byte, by identity: they have no storage to be known by."""
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
         """Count a tensor, with all others of its storage, as one of the GPU's."""
@@ -31,9 +34,20 @@ class FakeGpu:
         """Count all of them."""
         return {name: self.put(tensor) for name, tensor in tensors.items()}
 
+    def put_module(self, module: nn.Module) -> None:
+        """Count all members of a module, of DTensors this rank's parts."""
+        for tensor in (*module.parameters(), *module.buffers()):
+            local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+            if local.numel():
+                self.put(local)
+            else:
+                self._empty.add(id(tensor))
+
     def device_of(self, tensor: torch.Tensor) -> Device | None:
         """Stand in for the function of this name."""
         local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+        if id(tensor) in self._empty:
+            return self.device
         if local.is_meta or not local.numel():
             return None
         return self.device if local.untyped_storage().data_ptr() in self._storages else None

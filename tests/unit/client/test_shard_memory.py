@@ -6,18 +6,20 @@ And back at ready memory with values of one's own, the choice is the caller's, a
 import asyncio
 import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.kit.fake_gpu import fake_gpu
 from tests.unit.client.fake_agent import FakeAgent, engine, restarted, trainer
 from torch import nn
 
 from tensorhub import AsyncHub, AsyncShard, DrainTimeout, LayoutMismatch, NotFilled, ReplicaConflict, TensorSpec
 from tensorhub._tensors.description import Value
 from tensorhub.aio.shard import UnresolvedResume
+from tensorhub_common.devices.fake import FakeDevice
 from tensorhub_common.protocol import worker as w
 
 
@@ -31,6 +33,19 @@ class Model(nn.Module):
         self.act = nn.ReLU()
         self.head = nn.Linear(2, 4, bias=False)
         self.head.weight = self.embed.weight
+
+
+Place = Callable[[nn.Module], object]
+
+
+@pytest.fixture(params=["on the host", "on a GPU"])
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    """Return what puts a module where it is registered: on a GPU it stays, and the segment has its copy."""
+    if request.param == "on the host":
+        yield lambda _: None
+        return
+    with fake_gpu(monkeypatch, FakeDevice()) as gpu:
+        yield gpu.put_module
 
 
 def assign(model: Model) -> None:
@@ -56,11 +71,14 @@ LEAVING: dict[str, tuple[Callable[[Model], object], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("how", LEAVING)
-async def test_a_module_that_left_hub_memory_is_not_published(agent: FakeAgent, hub: AsyncHub, how: str) -> None:
+async def test_a_module_that_left_its_memory_is_not_published(
+    agent: FakeAgent, hub: AsyncHub, place: Place, how: str
+) -> None:
     leave, names = LEAVING[how]
     model = Model()
+    place(model)
     shard = await hub.register("policy", model, replica="trainer", install="in-place")
-    with pytest.raises(LayoutMismatch, match=r"lies? in hub memory no longer"):
+    with pytest.raises(LayoutMismatch, match=r"no longer lies? where the hub reads"):
         async with shard.overwriting(publish=True):
             leave(model)
     assert shard._standing is not None
@@ -72,8 +90,9 @@ async def test_a_module_that_left_hub_memory_is_not_published(agent: FakeAgent, 
     assert not agent.calls(w.PublishCall)
 
 
-async def test_the_way_back_is_as_the_error_says(agent: FakeAgent, hub: AsyncHub) -> None:
+async def test_the_way_back_is_as_the_error_says(agent: FakeAgent, hub: AsyncHub, place: Place) -> None:
     model = Model()
+    place(model)
     shard = await hub.register("policy", model, replica="trainer")
     assign(model)
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
@@ -90,8 +109,9 @@ async def test_the_way_back_is_as_the_error_says(agent: FakeAgent, hub: AsyncHub
     assert shard.tensors["embed.weight"].unique().tolist() == [3]
 
 
-async def test_training_views_wrappers_and_a_module_that_is_gone_leave_nothing(hub: AsyncHub) -> None:
+async def test_training_views_wrappers_and_a_module_that_is_gone_leave_nothing(hub: AsyncHub, place: Place) -> None:
     model = Model()
+    place(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     shard = await hub.register("policy", model, replica="trainer")
     model.head(model.norm(model.embed(torch.arange(4)))).sum().backward()
@@ -104,14 +124,40 @@ async def test_training_views_wrappers_and_a_module_that_is_gone_leave_nothing(h
     assert await (await hub.register("gone", nn.Linear(2, 2), replica="trainer")).publish() == 1
 
 
-async def test_tensors_of_a_mapping_that_left(agent: FakeAgent, hub: AsyncHub) -> None:
-    shard = await trainer(hub, **{name: torch.ones(2) for name in ("data", "replaced", "dropped", "stays")})
+async def test_tensors_of_a_mapping_that_left(agent: FakeAgent, hub: AsyncHub, place: Place) -> None:
+    given = nn.ParameterDict({name: torch.ones(2) for name in ("data", "replaced", "dropped", "stays")})
+    place(given)
+    shard = await trainer(hub, **given)
     shard.tensors["data"].data = torch.zeros(2)
     shard.tensors["replaced"] = torch.zeros(2)
     del shard.tensors["dropped"]
-    with pytest.raises(LayoutMismatch, match="'data', 'replaced', 'dropped' lie in hub memory no longer"):
+    with pytest.raises(LayoutMismatch, match="'data', 'dropped', 'replaced' no longer lie where the hub reads them"):
         await shard.publish()
     assert not agent.calls(w.PublishCall)
+
+
+async def test_a_given_tensor_on_a_gpu_that_left(
+    agent: FakeAgent, hub: AsyncHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fake_gpu(monkeypatch, FakeDevice()) as gpu:
+        given = {name: gpu.put(torch.ones(2)) for name in ("left", "stays")}
+        shard = await trainer(hub, **given)
+        given["left"].data = torch.zeros(2)
+        with pytest.raises(LayoutMismatch, match="'left' no longer lies where the hub reads it"):
+            await shard.publish()
+    assert not agent.calls(w.PublishCall)
+
+
+async def test_what_was_registered_without_values_beside_a_gpus_tensors_must_be_written(
+    agent: FakeAgent, hub: AsyncHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fake_gpu(monkeypatch, FakeDevice()) as gpu:
+        both: dict[str, Value | TensorSpec] = {"given": gpu.put(torch.ones(2)), "spec": TensorSpec((2,), torch.float32)}
+        shard = await hub.register("policy", both, replica="trainer")
+        with pytest.raises(NotFilled, match="'spec' was registered without values and never written"):
+            await shard.publish()
+        shard.tensors["spec"].fill_(2)
+        assert await shard.publish() == 1
 
 
 async def test_an_engine_whose_module_left_is_told_once(hub: AsyncHub, caplog: pytest.LogCaptureFixture) -> None:

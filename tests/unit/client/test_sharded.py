@@ -1,12 +1,15 @@
 """What each rank registers of DTensors and of a module under FSDP2, against the values that torch itself gives it."""
 
+import mmap
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from tests.kit.fake_gpu import FakeGpu, fake_gpu
 from tests.unit.client.pretended import alone, pretended, stands_in
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -18,7 +21,9 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from tensorhub import mapping
 from tensorhub._tensors.description import Description, bind, describe, rebind
 from tensorhub._tensors.fsdp import Gathered
+from tensorhub._tensors.host_copy import HostCopy
 from tensorhub._tensors.segment_mapping import tensors_at
+from tensorhub_common.devices.fake import FakeDevice
 from tensorhub_common.errors import LayoutMismatch, NotInThisVersion
 from tensorhub_common.layout.layout import Layout, TensorEntry, segment_bytes
 
@@ -258,6 +263,87 @@ def test_what_fsdp_puts_elsewhere_is_refused_and_all_is_as_before(monkeypatch: p
             bind(described, bytearray(segment_bytes(described.layout)))
         assert all(local(parameter) is before[name] for name, parameter in module.named_parameters())
         assert all(books._sharded_param_data is buffers[n] for n, books in enumerate(described.managed.books))
+
+
+def test_parameters_that_a_checkpoint_has_replaced_move_with_their_buffers() -> None:
+    """What a loader gives has no padding behind it."""
+    for rank in range(RANKS):
+        with pretended(rank, RANKS) as mesh:
+            module = sharded(mesh)
+            state = {
+                name: DTensor.from_local(local(each).clone(), mesh, [Shard(0)], shape=each.shape, stride=each.stride())
+                for name, each in module.named_parameters()
+            }
+            module.load_state_dict(state, strict=False, assign=True)
+            described, memory, _ = bound(module)
+            for books in described.managed.books:
+                books.reset_sharded_param()
+                assert stands_in(memory, books._sharded_param_data)
+                assert local(books.sharded_param).numel() == 0 or stands_in(memory, local(books.sharded_param))
+
+
+# ---------------------------------------------------------------------------- FSDP2 on a GPU, hub memory of the host
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
+    with fake_gpu(monkeypatch, FakeDevice()) as it:
+        yield it
+
+
+def copied(gpu: FakeGpu, module: nn.Module) -> tuple[Description, bytearray, HostCopy]:
+    """Register a module that stays on its GPU; the memory is a copy of the segment as it is after a publish."""
+    gpu.put_module(module)
+    described = describe(module)
+    segment = mmap.mmap(-1, segment_bytes(described.layout))
+    attachment: Any = SimpleNamespace(found=None, fresh=True, version=None, spec=SimpleNamespace(where="it", device=""))
+    copy = HostCopy(described, segment, attachment)
+    copy.bring_to_host(copy.queued())
+    return described, bytearray(segment), copy
+
+
+def test_ranks_on_gpus_publish_their_parts_and_stay_where_they_are(gpu: FakeGpu) -> None:
+    whole: dict[str, torch.Tensor] = {}
+    shards = []
+    for rank in range(RANKS):
+        with pretended(rank, RANKS) as mesh:
+            torch.manual_seed(0)
+            module = Uneven()
+            whole = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+            fully_shard(module.inner, mesh=mesh)
+            fully_shard(module, mesh=mesh)
+            parts = {name: local(parameter) for name, parameter in module.named_parameters()}
+            described, memory, copy = copied(gpu, module)
+            for name, parameter in module.named_parameters():
+                assert local(parameter) is parts[name]
+                assert copy.tensors[name].data_ptr() == parts[name].data_ptr()
+                assert copy.tensors[name].shape == parts[name].shape
+            shards.append((described.layout, memory))
+    put_together(shards, whole)
+
+
+def test_a_part_that_fsdp_moves_before_its_first_pass_is_the_one_that_is_copied(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Older versions of torch pad anew there."""
+    with pretended(3, RANKS) as mesh:
+        module = sharded(mesh)
+        gpu.put_module(module)
+        weight = module.inner.weight
+        (books,) = (each for each in describe(module).managed.books if each.sharded_param is weight)
+        elsewhere = gpu.put(torch.full((3, 5), 7.0)).narrow(0, 0, 1).copy_(local(weight))
+
+        def move() -> None:
+            books.sharded_param._local_tensor = elsewhere
+
+        monkeypatch.setattr(books, "reset_sharded_param", move)
+        described, memory, copy = copied(gpu, module)
+        assert copy.tensors["inner.weight"].data_ptr() == elsewhere.data_ptr()
+        there = tensors_at(described.layout, memory)["inner.weight"]
+        assert torch.equal(there, torch.cat([elsewhere, torch.zeros(2, 5)]))
+
+
+# ----------------------------------------------------------------------------------------------- others than FSDP2
 
 
 def test_the_older_fsdp_is_refused_by_name() -> None:

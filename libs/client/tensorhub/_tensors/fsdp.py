@@ -86,6 +86,11 @@ def padded(entry: TensorEntry, books: FsdpParams) -> TensorEntry:
     return TensorEntry(entry.name, entry.dtype, entry.itemsize, buffer, buffer, (0,) * len(buffer), (*parts, behind))
 
 
+def settle(books: FsdpParams) -> None:
+    """Have FSDP do now what it does before its first forward pass: it may put a parameter elsewhere then."""
+    books.reset_sharded_param()
+
+
 def move(books: FsdpParams, target: torch.Tensor) -> Callable[[], None]:
     """Move a parameter and its buffer to `target`, which has the buffer's shape; return what moves them back."""
     parameter, rows = books.sharded_param, rows_of(books)
@@ -96,8 +101,8 @@ def move(books: FsdpParams, target: torch.Tensor) -> Callable[[], None]:
 
     shown = target if rows == target.shape[0] else target.narrow(0, 0, rows).data
     parameter._local_tensor, books._sharded_param_data = shown, target.view(-1)  # noqa: SLF001
-    # What FSDP does before its first forward pass: an older torch, or pinned memory, would leave hub memory here.
-    books.reset_sharded_param()
+    # An older torch, or pinned memory, would leave hub memory here.
+    settle(books)
     if parameter._local_tensor is not shown or books._sharded_param_data.data_ptr() != target.data_ptr():  # noqa: SLF001
         undo()
         raise NotInThisVersion(

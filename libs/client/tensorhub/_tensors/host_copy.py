@@ -8,7 +8,8 @@ Always true:
   waits for that on the GPU, and the agent is told only when the copy is done.
 - A read changes the tensors only once every byte has come and was verified. The copy waits for what is queued on the
   caller's stream, and what the caller queues afterwards waits for the copy. Until then they show the old version.
-- The addresses of the tensors never change, so a CUDA graph goes on with them.
+- The addresses of the tensors never change, so a CUDA graph goes on with them. Where a caller has given a tensor other
+  memory, publishing is refused (residency.py).
 - With `stages` a version comes over the bus into other memory of the GPU first, beside what the tensors show. They
   are overwritten from there, at the speed of the GPU's own memory.
 - One of the two copies is under way at a time: the caller has no other call on the shard meanwhile.
@@ -24,13 +25,12 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import torch
 
-from tensorhub._tensors import streams
-from tensorhub._tensors.adoption import adopt, named_members
+from tensorhub._tensors import fsdp, streams
+from tensorhub._tensors.adoption import adopt
 from tensorhub._tensors.streams import Queued
-from tensorhub.arguments import listed
 from tensorhub_common.devices.device import Device, DeviceError, PinnedMemory, Stream
 from tensorhub_common.devices.fake import FakeStream, Span
-from tensorhub_common.errors import LayoutMismatch, MemoryExhausted
+from tensorhub_common.errors import MemoryExhausted
 from tensorhub_common.observability import logs
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class HostCopy:
         """The version that the stages have, and the tensors don't yet."""
         from tensorhub._tensors.segment_mapping import tensors_at  # noqa: PLC0415 (a circle)
 
-        self._attachment, self._module = attachment, described.module
+        self._attachment = attachment
         found = attachment.found is not None
         with torch.inference_mode(mode=False), torch.no_grad():
             host = tensors_at(described.layout, memory)
@@ -93,19 +93,23 @@ class HostCopy:
                 described.copy_in(host, own)
             here = tuple(member for member in described.members if not streams.is_on_gpu(member.tensor))
             adopt(here, host)
+        for member in described.members:
+            if member.books is not None and member not in here:
+                fsdp.settle(member.books)
         given = {name: value for name, value in described.values.items() if isinstance(value, torch.Tensor)}
         standing = {name: _local(given[name]) if name in given and name not in own else host[name] for name in host}
         self.tensors = described.shown(standing)
-        self._given = {member.name: member.tensor for member in described.members if streams.is_on_gpu(member.tensor)}
+        values = described.shown(host)
         self._copied = tuple(
-            _Copied(device, standing[name], host[name])
+            _Copied(device, standing[name], values[name])
             for name in standing
             if standing[name].numel() and (device := streams.device_of(standing[name])) is not None
         )
+        self.given = {name: given[of] for name, of in described.names.items() if of in given and of not in own}
+        """What the caller has given on a GPU, by every name."""
         self.devices = {each.device for each in self._copied}
         self._streams: dict[Device, Stream] = {device: device.stream() for device in self.devices}
         self._pinned = self._pin(memory)
-        self._names = described.names
         self._shown: int | None = None
         self._reads = found
         """The segment has what a read has brought, or may be being written by one; not what the tensors held."""
@@ -171,21 +175,6 @@ class HostCopy:
     def queued(self) -> Queued:
         """Take what the caller has queued up to now. Call it in the caller's thread."""
         return Queued(self.devices)
-
-    def check(self, where: str) -> None:
-        """Raise `LayoutMismatch` where the module has other tensors by now than those that were registered."""
-        module = None if self._module is None else self._module()
-        if module is None:
-            return
-        current = dict(named_members(module))
-        canonical = {name: self._given[of] for name, of in self._names.items() if of in self._given}
-        gone = [name for name, tensor in canonical.items() if name in current and current[name] is not tensor]
-        if gone:
-            raise LayoutMismatch(
-                f"{where}: the module has other tensors for {listed(gone)} than those that were registered, whose "
-                "values would be published; load_state_dict(assign=True), .half() and the like do that. Copy the "
-                "values in, shard.tensors[name].copy_(p), or register the module again under another replica name"
-            )
 
     def bring_to_host(self, queued: Queued) -> None:
         """Copy all tensors to hub memory, behind what was queued; return when that is done."""

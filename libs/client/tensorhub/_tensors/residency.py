@@ -1,11 +1,12 @@
-"""Whether a shard's tensors and its module still lie in hub memory, and were ever given values: asked at publish.
+"""Whether a shard's tensors and its module still lie where the hub reads them, and ever had values: asked at publish.
 
-What is published are the bytes of hub memory. A module can leave that memory without a word: `load_state_dict(…,
-assign=True)` puts other Parameter objects into it, `.half()` and `p.data = …` put other memory behind the same ones, a
-buffer is assigned anew. Training then goes on elsewhere, and the hub would publish the weights of before.
+What is published are the bytes of hub memory, or what tensors on a GPU held where they were when they were registered.
+A module can leave that memory without a word: `load_state_dict(…, assign=True)` puts other Parameter objects into it,
+`.half()` and `p.data = …` put other memory behind the same ones, a buffer is assigned anew. Training then goes on
+elsewhere, and the hub would publish the weights of before.
 
 Invariants:
-- A tensor lies in hub memory if it has the storage that it was given there; views of it in another shape do too.
+- A tensor lies there if it has the storage that it had; views of it in another shape do too.
 - Nothing here changes a tensor, and nothing holds on to a module that its owner drops.
 """
 
@@ -27,18 +28,28 @@ GLANCE_BYTES: Final = 4096
 """Memory with values nearly always has one among its first bytes, so the rest need not be read."""
 
 Home = Callable[[], Mapping[str, torch.Tensor]]
-"""Returns the tensors of a shard by every name, as they lie in the shard's present memory: the same
-mapping each time for the same memory."""
+"""Returns the tensors of a shard by every name, as they lie in the memory that the hub reads now: the same mapping each
+time for the same memory."""
 
 
 class Residency:
     """What one shard's tensors and module are to lie in."""
 
     def __init__(
-        self, described: "Description", tensors: Mapping[str, torch.Tensor], home: Home, *, has_values: bool
+        self,
+        described: "Description",
+        tensors: Mapping[str, torch.Tensor],
+        home: Home,
+        *,
+        given: Mapping[str, torch.Tensor] | None = None,
+        has_values: bool,
     ) -> None:
-        """Take a shard whose tensors have just been bound. Without `has_values` those of specs wait for theirs."""
+        """Take a shard whose tensors have just been bound. Without `has_values` those of specs wait for theirs.
+
+        `given` are tensors of the caller's, by name, whose own memory the hub reads.
+        """
         self._tensors, self._home, self._module = tensors, home, described.module
+        self._given = given or {}
         self._names = described.names if described.module is not None else {}
         self._known: dict[int, dict[str, int | None]] = {}
         blank = () if has_values else set(described.names.values()) - described.values.keys()
@@ -48,9 +59,10 @@ class Residency:
     # ------------------------------------------------------------------------------------------ lying elsewhere
 
     def left(self) -> list[str]:
-        """Return the names of the tensors that no longer lie in hub memory."""
+        """Return the names of the tensors that no longer lie where the hub reads them."""
         homes = self._addresses()
         gone = {name for name, home in homes.items() if not _is_at(self._tensors.get(name), home)}
+        gone.update(name for name, tensor in self._given.items() if not _is_at(tensor, homes[name]))
         module = self._living_module()
         if module is not None:
             current = dict(named_members(module))
@@ -62,7 +74,7 @@ class Residency:
         return [name for name in homes if name in gone]
 
     def _addresses(self) -> dict[str, int | None]:
-        """Return where each name's storage begins in the shard's memory; None without a byte."""
+        """Return where each name's storage begins in that memory; None without a byte."""
         home = self._home()
         if id(home) not in self._known:
             self._known[id(home)] = {
@@ -74,8 +86,9 @@ class Residency:
         """Return what `publish` raises where tensors lie elsewhere."""
         them = "it" if len(left) == 1 else "them"
         return LayoutMismatch(
-            f"{where}: {listed(left)} {'lies' if them == 'it' else 'lie'} in hub memory no longer, so what is there "
-            "now would not be published; load_state_dict(assign=True), .half() and the like, and p.data = … do that. "
+            f"{where}: {listed(left)} no longer {'lies' if them == 'it' else 'lie'} where the hub reads {them}, so "
+            "what is there now would not be published; load_state_dict(assign=True), .half() and the like, and "
+            "p.data = … do that. "
             f"To bring {them} back copy each value in, shard.tensors[name].copy_(p), and let the parameter or buffer "
             "lie there again, p.data = shard.tensors[name]; another dtype or shape takes another replica name"
         )

@@ -36,7 +36,6 @@ from tensorhub_common.devices.registry import device_named
 from tensorhub_common.errors import (
     JobGone,
     LayoutMismatch,
-    NotInThisVersion,
     TensorHubError,
     VersionUnavailable,
 )
@@ -618,11 +617,6 @@ def _check_host_copy(described: "Description", install: Install) -> None:
             f"{arguments.listed(elsewhere)}, are not: those would change before the others; register them apart, or "
             "take 'in-place'"
         )
-    if described.managed.parts:
-        raise NotInThisVersion(
-            "a module that FSDP2 manages on a GPU can't be registered with memory='host' yet: register a mapping of "
-            "its parameters' local tensors"
-        )
 
 
 class _Bound(NamedTuple):
@@ -661,7 +655,9 @@ def _bound_in_place(described: "Description", attachment: AttachedShard, *, stag
 
         memory = map_segment(-1 if attachment.fd is None else attachment.fd, described.layout)
         copy = HostCopy(described, memory, attachment, stages=stages)
-        return _Bound(copy.tensors, copy=copy)
+        place = {name: tensor.detach() for name, tensor in copy.tensors.items()}
+        standing = Residency(described, copy.tensors, lambda: place, given=copy.given, has_values=has_values)
+        return _Bound(copy.tensors, _gathered(described, attachment), standing, copy)
     if attachment.spec.install == "staged":
         from tensorhub._tensors.installs import Staged  # noqa: PLC0415
 
@@ -676,11 +672,16 @@ def _bound_in_place(described: "Description", attachment: AttachedShard, *, stag
     tensors = bind(described, memory, memory_wins=has_values)
     home = {name: tensor.detach() for name, tensor in tensors.items()}
     standing = Residency(described, tensors, lambda: home, has_values=has_values)
-    if described.managed.parts:
-        from tensorhub._tensors.fsdp import Gathered  # noqa: PLC0415
+    return _Bound(tensors, _gathered(described, attachment), standing)
 
-        return _Bound(tensors, Gathered(described.managed.parts, lambda: attachment.version), standing)
-    return _Bound(tensors, None, standing)
+
+def _gathered(described: "Description", attachment: AttachedShard) -> "Gathered | None":
+    """Return what drops the copies that FSDP has gathered of a module's parameters, where it manages them."""
+    if not described.managed.parts:
+        return None
+    from tensorhub._tensors.fsdp import Gathered  # noqa: PLC0415 (it imports torch)
+
+    return Gathered(described.managed.parts, lambda: attachment.version)
 
 
 def _differing(described: "Description", attachment: AttachedShard) -> list[str]:

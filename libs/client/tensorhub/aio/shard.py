@@ -385,7 +385,7 @@ class AsyncShard(NotCopyable):
         if left:
             self._told_of_left = True
             log.warning(
-                "a read has filled hub memory, in which tensors lie no longer: they show what they held before",
+                "a read has filled memory in which tensors lie no longer: they show what they held before",
                 shard=self._attachment.spec.where,
                 tensors=listed(left),
             )
@@ -436,7 +436,6 @@ class AsyncShard(NotCopyable):
         if copy is None:
             await self._settled(queued)
             return
-        copy.check(attachment.spec.where)
         if attachment.version is not None:
             # It is published, so it must not change; what that means for the call is for the agent to say.
             return
@@ -475,12 +474,11 @@ class AsyncShard(NotCopyable):
     async def _catch_up(self) -> None:
         """Let the tensors show what has come for them."""
         copy = self._copy
-        if copy is None:
-            self._show()
-        elif copy.is_due:
+        if copy is not None and copy.is_due:
             queued = copy.queued()
             with self._session.occupied(self._attachment):
                 await shielded_in_thread(lambda: copy.bring_to_gpu(queued))
+        self._show()
 
     def _show(self) -> None:
         """Let the tensors of a staged or mapped shard show its present memory, and FSDP gather it."""
