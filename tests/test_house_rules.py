@@ -45,7 +45,7 @@ calls only begins a process's end."""
 
 SUPERVISED_FORMS: Final = re.compile(
     r"\b_?(?:work|owner)\.(?:call_later|call_at|call_soon)\(|"
-    r"\badd_(?:done_callback|reader)\([^#]*work\.guarded\(.*|"
+    r"\b(?:add_(?:done_callback|reader)|call_soon_threadsafe)\([^#]*work\.guarded\(.*|"
     # These raise nothing, whatever comes.
     r"\badd_done_callback\((?:[\w.]+\.discard|lambda _: [\w.]+\.pop\(\w+, None\))\)|"
     r"\bcall_soon_threadsafe\(self\._work\.fault,"
@@ -109,6 +109,7 @@ def test_what_nobody_owns_is_found(line: str) -> None:
     "line",
     [
         "task.add_done_callback(self._busy.discard)",
+        'loop.call_soon_threadsafe(self._link.work.guarded(self._tell, "telling"), 1)',
         "making.add_done_callback(lambda _: self._making.pop(key, None))",
         'loop.add_reader(fd, self._work.guarded(self._seen, "the end of a process"))',
         'self._work.call_later(1.0, self._tick, what="a tick")',

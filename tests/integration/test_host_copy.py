@@ -21,6 +21,9 @@ from torch.distributed.fsdp import fully_shard
 
 import tensorhub
 from tensorhub import LayoutMismatch, TensorSpec, VersionConflict
+from tensorhub._agent.session import AgentSession
+from tensorhub._agent.shards import AttachedShard
+from tensorhub._tensors import host_copy
 from tensorhub._tensors.host_copy import HostCopy
 from tensorhub.arguments import Install
 from tensorhub_common.devices.fake import FakeDevice, Schedule
@@ -152,6 +155,44 @@ async def test_the_trainer_may_write_while_its_version_is_read(hub: RunningHub, 
         assert await trainer.publish() == 2
         assert await engine.update(wait_s=WAIT_S) == 2
         assert engine.tensors["w"].unique().tolist() == [2.0]
+
+
+async def test_what_comes_in_many_parts_is_published_whole(
+    hub: RunningHub, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent hashes each part as it comes; a publication that was given up leaves nothing to the next one."""
+    monkeypatch.setattr(host_copy, "COPIED_BYTES", 1 << 20)
+    told: list[int] = []
+    given_up: list[asyncio.Task[int]] = []
+    loop = asyncio.get_running_loop()
+    copied = AgentSession.copied
+
+    def counted(session: AgentSession, attachment: AttachedShard, copy: int, nbytes: int) -> None:
+        told.append(copy)
+        copied(session, attachment, copy, nbytes)
+        if given_up and told.count(copy) == 2:
+            loop.call_soon_threadsafe(given_up.pop().cancel)
+
+    monkeypatch.setattr(AgentSession, "copied", counted)
+    async with hub.connected() as (here, there):
+        given = gpu.put_all({f"t{n}": torch.zeros(1 << 20) for n in range(6)})
+        trainer = await here.register("m", given, replica="trainer")
+        engine = await there.register("m", zeros(given), replica="engine")
+        for version in range(1, 4):
+            async with trainer.overwriting():
+                for n, tensor in enumerate(given.values()):
+                    gpu.queue_write(tensor, torch.full((1 << 20,), 100.0 * version + n))
+            if version == 2:
+                publishing = asyncio.create_task(trainer.publish())
+                given_up.append(publishing)
+                with pytest.raises(asyncio.CancelledError):
+                    await publishing
+                async with trainer.overwriting():
+                    gpu.queue_write(given["t0"], torch.full((1 << 20,), -1.0))
+            assert await trainer.publish(10 * version) == 10 * version
+            assert await engine.update(wait_s=WAIT_S) == 10 * version
+            assert_same_bytes(engine.tensors, given)
+        assert len(set(told)) == 4, "one copy for each call of publish"
 
 
 async def test_a_read_that_is_cancelled_leaves_the_tensors_and_the_next_one_brings_it(

@@ -2,6 +2,7 @@
 
 import mmap
 import random
+import struct
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -10,13 +11,13 @@ import pytest
 import torch
 from tests.kit.fake_gpu import FakeGpu, fake_gpu
 
-from tensorhub._tensors import streams
+from tensorhub._tensors import host_copy, streams
 from tensorhub._tensors.description import describe
 from tensorhub._tensors.host_copy import HostCopy
 from tensorhub._tensors.segment_mapping import tensors_at
 from tensorhub._tensors.streams import Queued
 from tensorhub_common.devices.fake import DeviceRace, FakeDevice, FakeEvent, FakeStream
-from tensorhub_common.layout.layout import segment_bytes
+from tensorhub_common.layout.layout import placements, segment_bytes
 
 COUNT = 1000
 
@@ -93,6 +94,41 @@ def test_what_was_queued_reads_the_old_version_and_what_comes_later_the_new_one(
         assert shard.copy.version == version
         assert shard.seen() == [float(version)]
         assert sorted(set(before["w"].tolist())) == [version - 1.0]
+
+
+def told_of(gpu: FakeGpu, patch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
+    """Publish tensors of some sizes; return after how many bytes it was told, and whether these were there then."""
+    patch.setattr(host_copy, "COPIED_BYTES", 3000)
+    sizes = {"a": 10, "b": 700, "c": 0, "d": 2000, "e": 1, "f": 80}
+    given = gpu.put_all({name: torch.zeros(size) for name, size in sizes.items()})
+    given["host"] = torch.full((5,), 3.0)
+    described = describe(given)
+    memory = mmap.mmap(-1, segment_bytes(described.layout))
+    spec = SimpleNamespace(where="shard 0 of m/trainer", device="")
+    attachment: Any = SimpleNamespace(found=None, fresh=True, version=None, spec=spec)
+    copy = HostCopy(described, memory, attachment)
+    for name in "abdef":
+        gpu.queue_write(given[name], torch.full_like(given[name], 3.0))
+    expected = bytearray(len(memory))
+    for entry, start in zip(described.layout.tensors, placements(described.layout), strict=True):
+        expected[start : start + entry.nbytes] = struct.pack("f", 3.0) * (entry.nbytes // 4)
+    told: list[tuple[int, bool]] = []
+    copy.bring_to_host(copy.queued(), lambda nbytes: told.append((nbytes, memory[:nbytes] == expected[:nbytes])))
+    assert told[-1][0] == len(memory)
+    return told
+
+
+def test_how_far_a_copy_has_come_is_told_of_what_is_there(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = told_of(gpu, monkeypatch)
+    assert all(is_there for _, is_there in told)
+    assert [nbytes for nbytes, _ in told] == sorted({nbytes for nbytes, _ in told})
+    assert len(told) == 3
+
+
+def test_what_is_told_before_the_copy_is_done_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    with fake_gpu(monkeypatch, FakeDevice()) as gpu:
+        _frame_before_the_event(monkeypatch)
+        assert not all(is_there for _, is_there in told_of(gpu, monkeypatch))
 
 
 def test_what_is_staged_shows_the_old_version_until_it_is_brought_and_leaves_the_host_alone(gpu: FakeGpu) -> None:

@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from tensorhub_common.protocol.worker import (
     REGISTERING_MAX,
     Attached,
     Call,
+    Copied,
     Done,
     Failed,
     FromAgent,
@@ -154,6 +155,18 @@ class AgentSession:
     def loaded(self, attachment: AttachedShard) -> None:
         """Tell the agent that every tensor's values are in the memory."""
         self._attachments.loaded(attachment)
+
+    def copied(self, attachment: AttachedShard, copy: int, nbytes: int) -> None:
+        """Tell the agent that a copy has brought the first bytes of a shard's memory. It is called from any thread."""
+        work = self._link.work
+        # Where the loop has ended, the call has too.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(work.guarded(self._tell_copied, "a copy's way"), attachment, copy, nbytes)
+
+    def _tell_copied(self, attachment: AttachedShard, copy: int, nbytes: int) -> None:
+        if attachment.handle is not None and self.agent.takes_copied:
+            with suppress(ChannelLost, AgentUnavailable):
+                self._link.send(Copied(handle=attachment.handle, copy=copy, nbytes=nbytes))
 
     async def release(self, attachment: AttachedShard, timeout_s: float) -> None:
         """Drain a shard and free it. One that is gone already is no error."""

@@ -18,9 +18,10 @@ Always true:
 
 import mmap
 import weakref
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 import torch
@@ -28,14 +29,18 @@ import torch
 from tensorhub._tensors import fsdp, streams
 from tensorhub._tensors.adoption import adopt
 from tensorhub._tensors.streams import Queued
-from tensorhub_common.devices.device import Device, DeviceError, PinnedMemory, Stream
+from tensorhub_common.devices.device import Device, DeviceError, Event, PinnedMemory, Stream
 from tensorhub_common.devices.fake import FakeStream, Span
 from tensorhub_common.errors import MemoryExhausted
+from tensorhub_common.layout.layout import placements, segment_bytes
 from tensorhub_common.observability import logs
 
 if TYPE_CHECKING:
     from tensorhub._tensors.description import Description
     from tensorhub._tensors.segment_mapping import Memory
+
+COPIED_BYTES: Final = 128 * 1024 * 1024
+"""After so many bytes the agent is told how far a copy to the host has come: it hashes them while the rest comes."""
 
 log = logs.logger(__name__)
 
@@ -65,6 +70,8 @@ class _Copied:
     device: Device
     tensor: torch.Tensor
     host: torch.Tensor
+    end: int
+    """Where these bytes end in hub memory."""
     stage: torch.Tensor | None = None
     """Memory of the GPU for the next version; None: it comes straight from the host."""
 
@@ -100,9 +107,11 @@ class HostCopy:
         standing = {name: _local(given[name]) if name in given and name not in own else host[name] for name in host}
         self.tensors = described.shown(standing)
         values = described.shown(host)
+        entries = {entry.name: entry for entry in described.layout.tensors}
+        self._nbytes = segment_bytes(described.layout)
         self._copied = tuple(
-            _Copied(device, standing[name], values[name])
-            for name in standing
+            _Copied(device, standing[name], values[name], start + entry.nbytes)
+            for (name, entry), start in zip(entries.items(), placements(described.layout), strict=True)
             if standing[name].numel() and (device := streams.device_of(standing[name])) is not None
         )
         self.given = {name: given[of] for name, of in described.names.items() if of in given and of not in own}
@@ -176,10 +185,26 @@ class HostCopy:
         """Take what the caller has queued up to now. Call it in the caller's thread."""
         return Queued(self.devices)
 
-    def bring_to_host(self, queued: Queued) -> None:
-        """Copy all tensors to hub memory, behind what was queued; return when that is done."""
+    def bring_to_host(self, queued: Queued, came: Callable[[int], None] | None = None) -> None:
+        """Copy all tensors to hub memory, behind what was queued; return when that is done.
+
+        `came` is told meanwhile, in this thread, how many of the memory's first bytes are there.
+        """
         self._reads = False
-        self._copy(queued, to_host=True)
+        self._wait_for(queued)
+        marks: list[tuple[int, list[Event]]] = []
+        begun = 0
+        for each in self._copied:
+            copy_tensor(self._streams[each.device], each.host, each.tensor)
+            if each.end - begun >= COPIED_BYTES:
+                marks.append((each.end, [stream.record() for stream in self._streams.values()]))
+                begun = each.end
+        marks.append((self._nbytes, [stream.record() for stream in self._streams.values()]))
+        for nbytes, ends in marks:
+            for end in ends:
+                end.wait()
+            if came is not None:
+                came(nbytes)
 
     def stage(self) -> None:
         """Copy hub memory to other memory of the GPU; return when that is done. Raises `MemoryExhausted`."""
@@ -202,23 +227,21 @@ class HostCopy:
         It comes from where it was staged, or from hub memory.
         """
         version = self._attachment.version
-        self._copy(queued, to_host=False)
-        self._shown, self._staged = version, None
-
-    def _copy(self, queued: Queued, *, to_host: bool) -> None:
-        for device, stream in self._streams.items():
-            stream.wait_for(queued.points[device])
-        is_staged = self._staged is not None and self._staged == self._attachment.version
+        is_staged = self._staged is not None and self._staged == version
+        self._wait_for(queued)
         for each in self._copied:
-            given = each.stage if is_staged and each.stage is not None else each.host
-            to, origin = (each.host, each.tensor) if to_host else (each.tensor, given)
-            copy_tensor(self._streams[each.device], to, origin)
+            origin = each.stage if is_staged and each.stage is not None else each.host
+            copy_tensor(self._streams[each.device], each.tensor, origin)
         ends = {device: stream.record() for device, stream in self._streams.items()}
-        if not to_host:
-            for device, end in ends.items():
-                queued.streams[device].wait_for(end)
+        for device, end in ends.items():
+            queued.streams[device].wait_for(end)
         for end in ends.values():
             end.wait()
+        self._shown, self._staged = version, None
+
+    def _wait_for(self, queued: Queued) -> None:
+        for device, stream in self._streams.items():
+            stream.wait_for(queued.points[device])
 
 
 def _room_for(tensor: torch.Tensor, stream: Stream) -> torch.Tensor:

@@ -9,9 +9,11 @@ A call that is cancelled (Ctrl-C, `asyncio.timeout`) ends here and goes on at th
 memory may still be written; until then further calls on the shard raise `ReplicaConflict`.
 """
 
+import itertools
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
 
 import msgspec
 
@@ -27,8 +29,6 @@ from tensorhub_common.errors import NotPublished, ReplicaConflict, VersionUnavai
 from tensorhub_common.layout.layout import Layout
 from tensorhub_common.observability import logs
 from tensorhub_common.protocol.worker import PublishCall, ReadCall, ReadReport, UnpublishCall
-
-log = logs.logger(__name__)
 
 if TYPE_CHECKING:
     import torch
@@ -63,6 +63,9 @@ class UnresolvedResume(NamedTuple):
 
 
 log = logs.logger(__name__)
+
+_copies: Final = itertools.count(1)
+"""Numbers the copies of this process to hub memory."""
 
 
 class AsyncShard(NotCopyable):
@@ -185,9 +188,9 @@ class AsyncShard(NotCopyable):
         # An unpublish that was interrupted may have gone on to its end, and swapped.
         self._show()
         await self._check_standing()
-        await self._hand_over(queued, bound_s)
+        copy = await self._hand_over(queued, bound_s)
         with self._session.tracing.call("publish", self._attachment) as call:
-            asked = PublishRequest(PublishCall(**UNSENT, version=wanted, traceparent=call.traceparent))
+            asked = PublishRequest(PublishCall(**UNSENT, version=wanted, traceparent=call.traceparent, copy=copy))
             done = await self._session.ask(self._attachment, asked, bound_s)
             assert done.version is not None
             call.version = done.version
@@ -430,22 +433,25 @@ class AsyncShard(NotCopyable):
 
         return Queued(self._devices)
 
-    async def _hand_over(self, queued: "Queued | None", bound_s: float) -> None:
-        """Have hub memory hold what the tensors do, behind all that was queued."""
+    async def _hand_over(self, queued: "Queued | None", bound_s: float) -> int | None:
+        """Have hub memory hold what the tensors do, behind all that was queued; return the copy's number."""
         copy, attachment = self._copy, self._attachment
         if copy is None:
             await self._settled(queued)
-            return
+            return None
         if attachment.version is not None:
             # It is published, so it must not change; what that means for the call is for the agent to say.
-            return
+            return None
         if not copy.is_free:
             # A call that was interrupted may still read it or write it.
             with suppress(NotPublished):
                 await self._emptied(bound_s)
         assert queued is not None
+        number = next(_copies)
+        came = partial(self._session.copied, attachment, number)
         with self._session.occupied(attachment):
-            await shielded_in_thread(lambda: copy.bring_to_host(queued))
+            await shielded_in_thread(lambda: copy.bring_to_host(queued, came))
+        return number
 
     async def _settled(self, queued: "Queued | None") -> None:
         """Wait until what was queued is done: the agent, which touches the memory next, sees nothing of streams."""

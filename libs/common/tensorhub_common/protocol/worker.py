@@ -53,6 +53,8 @@ class Attached(Frame, frozen=True, kw_only=True, tag="attached"):
     newest: int = 0
     """The newest protocol that the agent speaks; `protocol` is the oldest."""
     release: str = ""
+    takes_copied: bool = False
+    """It takes `Copied`."""
 
 
 class AttachRefused(Frame, frozen=True, kw_only=True, tag="refused"):
@@ -90,10 +92,14 @@ class ShardCall(Call, frozen=True, kw_only=True):
 
 
 class PublishCall(ShardCall, frozen=True, kw_only=True, tag="publish"):
-    """Publish what the shard's memory holds. `traceparent` names the worker's own publish span."""
+    """Publish what the shard's memory holds. `traceparent` names the worker's own publish span.
+
+    `copy` is that of the `Copied` frames which told of this memory; None: there were none.
+    """
 
     version: int | None
     traceparent: str | None = None
+    copy: int | None = None
 
 
 class UnpublishCall(ShardCall, frozen=True, kw_only=True, tag="unpublish"):
@@ -123,6 +129,19 @@ class Loaded(Frame, frozen=True, kw_only=True, tag="loaded"):
     """The worker has copied its values in: the memory is whole again, though not published."""
 
     handle: int
+
+
+class Copied(Frame, frozen=True, kw_only=True, tag="copied"):
+    """A copy to the shard's memory has come so far, so that the agent may hash that while the rest comes.
+
+    It has no answer, and may be lost: only a publication that names the same copy on the same connection goes by it.
+    """
+
+    handle: int
+    copy: int
+    """A number that this process gives to no other copy."""
+    nbytes: int
+    """The memory's first bytes: they don't change before the next copy."""
 
 
 class Registered(Frame, frozen=True, kw_only=True, tag="registered"):
@@ -304,5 +323,5 @@ class HoldingChanged(Frame, frozen=True, kw_only=True, tag="holds"):
     """What is wrong with it, in words for the worker's log."""
 
 
-FromWorker = Attach | RegisterCall | PublishCall | UnpublishCall | ReadCall | ReleaseCall | Loaded | Traced
+FromWorker = Attach | RegisterCall | PublishCall | UnpublishCall | ReadCall | ReleaseCall | Loaded | Copied | Traced
 FromAgent = Attached | AttachRefused | Registered | Spare | Swapped | Mapped | Done | Failed | Progress | HoldingChanged

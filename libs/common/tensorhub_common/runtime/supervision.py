@@ -116,7 +116,7 @@ class Supervisor:
         self._work.start(self._follow(), "following the log")
         await self._work.close()
 
-    Everything but `thread` and `call_soon_threadsafe` is called in the thread of the running event loop.
+    Everything but `guarded` is called in the thread of the running event loop.
     """
 
     def __init__(self, owner: str, on_fault: OnFault | None = None) -> None:

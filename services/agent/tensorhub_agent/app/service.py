@@ -338,6 +338,7 @@ class AgentService:
             nats=str(settings.nats),
             credentials=_absolute(settings.worker_credentials),
             ca=_absolute(settings.nats_ca),
+            takes_copied=True,
         )
 
     def activity(self, job: str, about: Activity) -> Activity:

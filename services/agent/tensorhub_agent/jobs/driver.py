@@ -63,6 +63,7 @@ from tensorhub_agent.core.shard import ShardCore
 from tensorhub_agent.core.shard_state import MemoryState, ShardContents, ShardSpec
 from tensorhub_agent.deltas.job_deltas import JobDeltas
 from tensorhub_agent.jobs.context import AgentContext
+from tensorhub_agent.jobs.early_digests import CopyName, EarlyDigests
 from tensorhub_agent.jobs.memory_tasks import MemoryTasks
 from tensorhub_agent.jobs.pending_calls import PendingCall, PendingCalls
 from tensorhub_agent.jobs.worker_server import WorkerConnection
@@ -155,8 +156,14 @@ class JobDriver:
             self._postponed.happened,
             is_making=around.config.deltas > 0,
         )
+        self.early_digests = EarlyDigests(self.store, around.pool, self._work)
         self._memory = MemoryTasks(
-            self.store, around.pool, self.deltas, self._take_outcome, digests=around.config.digests
+            self.store,
+            around.pool,
+            self.deltas,
+            self._take_outcome,
+            self.early_digests,
+            digests=around.config.digests,
         )
         self.sources = SourceManager(
             job,
@@ -421,6 +428,7 @@ class JobDriver:
                 self._around.transports.announce(effect.lease, effect.update)
             case FreeShard():
                 self.deltas.freed(effect.key)
+                self.early_digests.drop(effect.key)
                 self.store.free(effect.key)
             case Rejoin():
                 self._rejoin_all()
@@ -560,6 +568,12 @@ class JobDriver:
         """The worker wrote values of its own into a shard."""
         with self.isolated("taking values"):
             self.carry_out(self.core.loaded(key))
+
+    def copied(self, key: ShardKey, copy: CopyName, nbytes: int) -> None:
+        """A copy of the worker's has brought the first bytes of a shard's memory."""
+        if self.set_aside_reason is None and self.core.config.digests:
+            with self.isolated("taking how far a copy has come"):
+                self.early_digests.came(key, copy, nbytes)
 
     def register(self, spec: ShardSpec, call: AnyCall, now: float) -> None:
         """Bring a new shard whose memory stands already; `callers` knows who waits for it."""

@@ -19,6 +19,7 @@ from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.core.effects import Digested, DigestMemory, Duplicated, EffectOutcome, Probed, ProbeMapping
 from tensorhub_agent.deltas.job_deltas import JobDeltas
 from tensorhub_agent.devices.region import DeviceRegion
+from tensorhub_agent.jobs.early_digests import EarlyDigests
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
 from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_agent.primitives.memory_region import MemoryRegion, host
@@ -71,12 +72,13 @@ class MemoryTasks:
         pool: CopyPool,
         deltas: JobDeltas,
         take_outcome: Callable[[EffectOutcome], None],
+        early: EarlyDigests,
         *,
         digests: bool,
     ) -> None:
         """Prepare; without `digests` nothing is hashed, and who asks is told so."""
         self._store, self._pool, self._deltas, self._take_outcome = store, pool, deltas, take_outcome
-        self._digests = digests
+        self._early, self._digests = early, digests
 
     async def digest(self, effect: DigestMemory) -> None:
         """Hash a shard's pieces: what was written by its worker, or what was filled from other layouts."""
@@ -88,7 +90,8 @@ class MemoryTasks:
             segment = stored.target if effect.filled else stored.segment
             if effect.filled:
                 await asyncio.to_thread(blank, segment.view, stored.layout)
-            digests = await self._pool.digest(segment.view, Spans.of(stored.table)).result()
+            early = None if effect.filled else await self._early.of(effect.key)
+            digests = early or await self._pool.digest(segment.view, Spans.of(stored.table)).result()
             if not effect.filled:
                 self._deltas.digested(effect.key, digests)
         self._take_outcome(Digested(effect.key, effect.number, digests))

@@ -14,6 +14,7 @@ import msgspec
 from tensorhub_agent.core.effects import AnyCall, CallPublish, CallRead, CallRegister, CallRelease, CallUnpublish
 from tensorhub_agent.core.shard_state import ShardSpec
 from tensorhub_agent.jobs.driver import JOIN_S_MAX, JobDriver
+from tensorhub_agent.jobs.early_digests import CopyName
 from tensorhub_agent.jobs.pending_calls import PendingCall
 from tensorhub_agent.jobs.worker_server import WorkerConnection
 from tensorhub_agent.observability.read_log import NotBegun
@@ -36,6 +37,7 @@ from tensorhub_common.protocol.worker import (
     REGISTERING_MAX,
     Attach,
     Attached,
+    Copied,
     Done,
     Failed,
     FromWorker,
@@ -151,6 +153,10 @@ class WorkerSessions:
             key = session.handles.get(frame.handle)
             if key is not None and not session.is_anothers(key):
                 session.job.loaded(key)
+        elif isinstance(frame, Copied):
+            key = session.handles.get(frame.handle)
+            if key is not None and not session.is_anothers(key):
+                session.job.copied(key, CopyName(worker.number, frame.copy), frame.nbytes)
         elif isinstance(frame, ShardCall):
             self._call(session, frame)
         elif isinstance(frame, Traced):
@@ -179,6 +185,8 @@ class WorkerSessions:
             message = f"an earlier read of {where} has just ended: call again"
             job.refuse(waiting, NotBegun.SWAPPED, ReplicaConflict, message)
             return
+        copy = frame.copy if isinstance(frame, PublishCall) else None
+        job.early_digests.called(key, None if copy is None else CopyName(session.worker.number, copy))
         number = job.callers.begin(waiting)
         now = asyncio.get_running_loop().time()
         cause = frame.traceparent if isinstance(frame, PublishCall | ReadCall) else None

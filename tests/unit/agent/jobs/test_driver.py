@@ -30,6 +30,7 @@ from tensorhub_agent.core.effects import (
 from tensorhub_agent.core.shard_state import ShardContents, ShardSpec
 from tensorhub_agent.jobs import driver
 from tensorhub_agent.jobs.driver import JobDriver
+from tensorhub_agent.jobs.early_digests import CopyName
 from tensorhub_agent.jobs.pending_calls import PendingCall
 from tensorhub_agent.jobs.read_counts import ReadCounts
 from tensorhub_agent.jobs.worker_session import WorkerSessions
@@ -44,7 +45,18 @@ from tensorhub_common.errors import MemoryExhausted
 from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.layout.layout import TensorEntry, layout_digest, layout_of
 from tensorhub_common.protocol.log.events import ShardReleased
-from tensorhub_common.protocol.worker import Attach, Attached, Failed, Frame, ReadCall, Registered, Spare, UnpublishCall
+from tensorhub_common.protocol.worker import (
+    Attach,
+    Attached,
+    Copied,
+    Failed,
+    Frame,
+    PublishCall,
+    ReadCall,
+    Registered,
+    Spare,
+    UnpublishCall,
+)
 from tensorhub_simulator.drivers.agent import pair
 
 KEY = ShardKey("policy", "trainer", 0)
@@ -299,6 +311,34 @@ async def test_a_read_that_is_refused_before_it_begins_is_told_and_counted(
     [line] = lines(caplog)
     assert line.startswith(f"job run-7: a read{what} is refused: {error}: {message}")
     assert job._around.reads.ended == {error: 2}, "an unpublish is no read"
+
+
+async def test_how_far_a_copy_has_come_is_taken_of_a_workers_own_shards_and_a_publication_names_the_copy(
+    job: JobDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = ShardKey("policy", "trainer", 1)
+    for key, session in ((KEY, 7), (other, 8)):
+        job.core.adopt(ShardSpec(key, 2, spot=False, layout="", nbytes=(32,)), ShardContents())
+        job.core.shards[key].session = session
+    told: list[object] = []
+    monkeypatch.setattr(job.early_digests, "came", lambda *each: told.append(each))
+    monkeypatch.setattr(job.early_digests, "called", lambda *each: told.append(each))
+    monkeypatch.setattr(job, "call", lambda *_: told.append("the call"))
+    worker: Any = Told(job)
+
+    async def job_of(_: str) -> JobDriver:
+        return job
+
+    desk = WorkerSessions(job_of, lambda: Attached(protocol=1, agent="agent-0", incarnation=1, nats=""))
+    await desk.attach(worker, Attach(protocol=1, job="run-7"))
+    desk._sessions[7].handles |= {1: KEY, 2: other}
+    for handle in (1, 2, 3):
+        await desk.frame(worker, Copied(handle=handle, copy=9, nbytes=100))
+    await desk.frame(worker, PublishCall(call=1, handle=1, timeout_s=1.0, version=None, copy=9))
+    await desk.frame(worker, PublishCall(call=2, handle=1, timeout_s=1.0, version=None))
+    await desk.frame(worker, UnpublishCall(call=3, handle=1, timeout_s=1.0))
+    copy = CopyName(7, 9)
+    assert told == [(KEY, copy, 100), (KEY, copy), "the call", (KEY, None), "the call", (KEY, None), "the call"]
 
 
 @pytest.mark.parametrize("is_reachable", [True, False])
