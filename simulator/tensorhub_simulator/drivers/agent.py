@@ -199,10 +199,10 @@ class OneAgent:
         self.calls += 1
         return self.called(key, make(call=self.calls, session=SESSION, deadline=self.now + 10.0, **more))
 
-    def begin_register(self, spec: ShardSpec) -> int:
+    def begin_register(self, spec: ShardSpec, *, holds: int | None = None, partial: bool = False) -> int:
         """Register a shard; the log has not answered."""
         self.calls += 1
-        call = CallRegister(call=self.calls, session=SESSION, deadline=self.now + 10.0)
+        call = CallRegister(call=self.calls, session=SESSION, deadline=self.now + 10.0, holds=holds, partial=partial)
         self.do(self.core.register(spec, call, self.now))
         return self.calls
 
@@ -213,6 +213,18 @@ class OneAgent:
         key = self.key(replica, shard)
         self.begin_register(spec_of(key, shards, staged=staged, mapped=mapped))
         self.log()
+        return key
+
+    def hand_back(
+        self, replica: str, text: str, version: int | None, shard: int = 0, shards: int = 1, *, partial: bool = False
+    ) -> ShardKey:
+        """Register a shard whose memory the worker kept, with these bytes; the log has not taken what is offered."""
+        key = self.key(replica, shard)
+        self.begin_register(spec_of(key, shards), holds=version, partial=partial)
+        self.log()
+        digest = self.last(DigestMemory)
+        if digest is not None:
+            self.hear(Digested(key, digest.number, digests_of(text)))
         return key
 
     def register_all(self, replica: str, shards: int = 2, *, mapped: bool = False) -> list[ShardKey]:

@@ -33,7 +33,14 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallRegister(Call, frozen=True, kw_only=True):
-    """Bring a shard whose segment the driver has made already (or adopted)."""
+    """Bring a shard whose segment the driver has made already (or adopted).
+
+    The memory may be what the worker kept of an earlier process of this agent. `holds` is then the version that the
+    worker knows to be whole in it, and `partial` says that a read may have left a part of one.
+    """
+
+    holds: int | None = None
+    partial: bool = False
 
 
 class CallPublish(Call, frozen=True, kw_only=True):

@@ -46,7 +46,10 @@ from tensorhub_common.protocol.log.events import AnyEvent, PublishWished, Replic
 from tensorhub_common.protocol.worker import ReadReport
 
 NO_CALL: Final = 0
-"""The number of a call without a caller: a publication requested from outside."""
+"""The number of a call without a caller: a publication requested from outside, or of memory that was kept."""
+
+NO_WISH: Final = 0
+"""Of a publication that no process has requested: none is told why it does not come about."""
 
 
 Begin = Callable[["ShardCore", AnyCall], Operation]
@@ -83,7 +86,7 @@ class ShardCore:
         self.deleted: str | None = None
         """The job is deleted: what callers are told."""
         self._sender, self._begin = sender, begin
-        self._wish = 0
+        self._wish = NO_WISH
         self._numbers = 0
         if self.contents.memory is MemoryState.READY and self.contents.root is not None and not self.spec.mapped:
             self.table.offer(self.key, self.contents.version, self.contents.root, self.contents.digests)
@@ -427,10 +430,7 @@ class ShardCore:
     def _without_operation(self, event: AnyEvent, now: float) -> None:
         if isinstance(event, PublishWished) and self.is_mine(event):
             self._wish = event.cmd
-            wish = CallPublish(
-                call=NO_CALL, session=NO_CALL, deadline=now + self.config.wish_s_max, version=event.version
-            )
-            self.called(wish, now)
+            self._publish_unasked(event.version, now)
         elif (
             isinstance(event, ReplicaReady)
             and self.is_mine(event)
@@ -438,8 +438,22 @@ class ShardCore:
         ):
             self.hold(event.version)
 
+    def publish_kept(self, version: int, now: float) -> None:
+        """Offer memory that the worker kept as the version that it had: the log believes it where the root is the same.
+
+        Where it does not, for example since a newer version was published meanwhile, the shard holds nothing.
+        """
+        self._wish = NO_WISH
+        self._publish_unasked(version, now)
+
+    def _publish_unasked(self, version: int | None, now: float) -> None:
+        deadline = now + self.config.wish_s_max
+        self.called(CallPublish(call=NO_CALL, session=NO_CALL, deadline=deadline, version=version), now)
+
     def _decline(self, wish: int, error: str, message: str) -> None:
         """Tell everybody why a wish from outside is not fulfilled: its sender has no call that could raise."""
+        if wish == NO_WISH:
+            return
         key = self.key
         self.append_command(
             Decline(model=key.model, replica=key.replica, shard=key.shard, wish=wish, error=error, message=message)

@@ -2,10 +2,11 @@
 
 import pytest
 
+from tensorhub_agent.core.effects import Digested, DigestMemory
 from tensorhub_agent.core.shard_state import MemoryState
 from tensorhub_common.protocol.leases import LeaseGrant, LeaseRefusal
-from tensorhub_common.protocol.log.commands import NO_ROOT
-from tensorhub_simulator.drivers.agent import joined, published, root_of
+from tensorhub_common.protocol.log.commands import NO_ROOT, Decline
+from tensorhub_simulator.drivers.agent import OneAgent, digests_of, joined, published, root_of
 
 
 def test_a_version_is_published_leased_and_published_once_more_but_is_no_other() -> None:
@@ -69,6 +70,73 @@ def test_a_worker_that_dies_while_publishing_withdraws_and_one_whose_agent_joins
         else:
             agent.join(2)
         assert agent.result(call) == error
+
+
+def restarted(before: OneAgent) -> OneAgent:
+    """Return the next process of an agent, which has found nothing."""
+    agent = OneAgent("agent-0", after=before)
+    agent.join(2)
+    return agent
+
+
+def test_memory_that_a_worker_kept_through_its_agents_restart_is_its_version_again() -> None:
+    """Nothing else has the version meanwhile, and the worker may call at once: its call begins behind that."""
+    before, key = published()
+    agent = restarted(before)
+    assert agent.catalog.models["policy"].replicas == {}
+    agent.hand_back("trainer", "a", 1)
+    call = agent.unpublish(key)
+    agent.log(1)
+    assert agent.counted(key) == 1
+    agent.log()
+    assert agent.result(call) == "done"
+    assert agent.memory(key) is MemoryState.EMPTY
+    assert agent.version_read(agent.logged(agent.publish(key, "b"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "version", "why"), [("b", 1, "other bytes"), ("a", 2, "never published"), ("a", None, "no version")]
+)
+def test_what_the_log_can_not_vouch_for_of_kept_memory_is_no_version(text: str, version: int | None, why: str) -> None:
+    before, key = published()
+    if version == 2:
+        before.publish_next("c")
+        before.publish_next("a")
+    agent = restarted(before)
+    agent.hand_back("trainer", text, version)
+    agent.log()
+    assert agent.memory(key) is MemoryState.EMPTY, why
+    assert agent.appended(Decline) == [], "no process has asked"
+    assert agent.result(agent.logged(agent.publish(key, "d"))) == "done"
+
+
+def test_shards_that_come_back_one_after_another_make_their_replica_whole() -> None:
+    """The agent of one has not restarted: its shard counts as it is."""
+    first = joined()
+    second = joined("agent-1", beside=first)
+    mine = first.register("trainer", 0, 2)
+    other = second.register("trainer", 1, 2)
+    second.siblings_checked()
+    first.publish(mine, "a")
+    second.publish(other, "b")
+    first.log()
+    second.log()
+    assert first.counted(mine) == 1
+    again = restarted(first)
+    again.hand_back("trainer", "a", 1, 0, 2)
+    again.siblings_checked()
+    digest = again.need(DigestMemory)
+    again.hear(Digested(mine, digest.number, digests_of("a")))
+    again.log()
+    assert again.counted(mine) == 1
+    assert again.memory(mine) is second.memory(other) is MemoryState.READY
+
+
+def test_kept_memory_that_a_read_may_have_left_partial_is_not_published() -> None:
+    before, key = published()
+    agent = restarted(before)
+    agent.hand_back("trainer", "a", None, partial=True)
+    assert agent.result(agent.publish(key, "a")) == "NotFilled"
 
 
 def test_a_part_of_a_version_is_not_published() -> None:

@@ -25,6 +25,7 @@ class RegisterOperation(UnattendedOperation):
     def start(self, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         """Tell the log."""
         spec, key = self.core.spec, self.core.key
+        self.core.contents.partial = self.call.partial
         self._by = self.core.append_command(
             Register(
                 model=key.model,
@@ -38,7 +39,7 @@ class RegisterOperation(UnattendedOperation):
             )
         )
 
-    def on_event(self, event: AnyEvent, now: float) -> None:  # noqa: ARG002 (as every operation has it)
+    def on_event(self, event: AnyEvent, now: float) -> None:
         """Take the log's word."""
         if event.by is None or event.by != self._by:
             return
@@ -47,22 +48,24 @@ class RegisterOperation(UnattendedOperation):
                 self._checks = event.cmd
                 self.core.emit(CompareLayouts(self.core.key, event.cmd, event.siblings))
             else:
-                self._done()
+                self._done(now)
         elif isinstance(event, CommandRejected | CommandRepeated) and event.error is not None:
             self._drop(event.error, event.message or "")
 
-    def on_outcome(self, outcome: EffectOutcome, now: float) -> None:  # noqa: ARG002 (as every operation has it)
+    def on_outcome(self, outcome: EffectOutcome, now: float) -> None:
         """Take what the siblings' layouts say."""
         if isinstance(outcome, SiblingsChecked) and outcome.number == self._checks:
             if outcome.mismatch is None:
-                self._done()
+                self._done(now)
             else:
                 self._release()
                 self._drop(LayoutMismatch.__name__, f"{self.core.where}: {outcome.mismatch}: give the same tensors")
 
-    def _done(self) -> None:
+    def _done(self, now: float) -> None:
         self.core.registered = True
         self.core.finish()
+        if self.call.holds is not None:
+            self.core.publish_kept(self.call.holds, now)
 
     def _release(self) -> None:
         key = self.core.key
