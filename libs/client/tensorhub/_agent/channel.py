@@ -150,9 +150,9 @@ class AgentChannel:
                     wait_s = min(2 * wait_s, RECONNECT_WAIT_MAX_S)
             log.info("attached to the agent again", socket=str(self.socket_path))
 
-    def _take(self, frame: FromAgent, fd: int | None) -> None:
+    def _take(self, frame: FromAgent, fds: tuple[int, ...]) -> None:
         if self._hello is None or self._hello.done():
-            self._on_frame(frame, fd)
+            self._on_frame(frame, fds)
         elif isinstance(frame, Attached):
             try:
                 agent = Speaks(f"agent {frame.agent}", frame.protocol, frame.newest, frame.release)

@@ -1,7 +1,7 @@
 """One connection to an agent: frames out without waiting, frames in as they come, descriptors beside them.
 
-The agent attaches one descriptor to each frame of `WITH_FD`; the kernel keeps descriptors in the order of the bytes, so
-the n-th descriptor belongs to the n-th of these.
+The agent attaches one descriptor to each frame of `WITH_FD`, or as many as it says; the kernel keeps descriptors in the
+order of the bytes, so they belong to these frames in their order.
 
 Invariants: frames go out whole and in the order of `send`, also where a sender is cancelled; after the connection has
 ended `on_end` has been called once, unless this side ended it, and nothing more is handed over.
@@ -28,8 +28,8 @@ UNSENT_BYTES_MAX: Final = 2 * FRAME_BYTES_MAX
 WITH_FD: Final = (Registered, Spare, Mapped)
 """Frames that a descriptor belongs to."""
 
-OnFrame = Callable[[FromAgent, int | None], None]
-"""Takes a frame, and with those of `WITH_FD` the descriptor of a segment, which is then the taker's to close."""
+OnFrame = Callable[[FromAgent, tuple[int, ...]], None]
+"""Takes a frame, and with those of `WITH_FD` the descriptors of a segment, which are then the taker's to close."""
 
 OnEnd = Callable[[str], None]
 """Takes the reason why the connection ended."""
@@ -108,7 +108,8 @@ class Connection:
             while True:
                 body = await self._framed.receive()
                 frame = _frames.decode(body)
-                self._on_frame(frame, self._framed.take_fd() if isinstance(frame, WITH_FD) else None)
+                count = frame.descriptors if isinstance(frame, Mapped) else int(isinstance(frame, WITH_FD))
+                self._on_frame(frame, tuple(self._framed.take_fd() for _ in range(count)))
         except TensorHubError as error:
             self._end(str(error))
         except MALFORMED as error:

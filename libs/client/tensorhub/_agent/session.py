@@ -298,10 +298,10 @@ class AgentSession:
             if not each.answer.done():
                 each.answer.set_exception(ChannelLost(self._link.reason))
 
-    def _take(self, frame: FromAgent, fd: int | None) -> None:
+    def _take(self, frame: FromAgent, fds: tuple[int, ...]) -> None:
         """Take a frame. A fault of ours fails the call that it is about, or else ends the connection."""
         try:
-            self._take_frame(frame, fd)
+            self._take_frame(frame, fds)
         except Exception as error:
             pending = self._pending.pop(getattr(frame, "call", 0), None)
             if pending is None:
@@ -311,17 +311,16 @@ class AgentSession:
                 why = f"this program failed with {type(error).__name__} on the agent's answer; its log says where"
                 pending.answer.set_exception(TensorHubError(why))
 
-    def _take_frame(self, frame: FromAgent, fd: int | None) -> None:
+    def _take_frame(self, frame: FromAgent, fds: tuple[int, ...]) -> None:
         match frame:
             case Registered():
-                self._take_registered(frame, fd)
+                self._take_registered(frame, fds[0])
             case Spare():
-                self._take_spare(frame, fd)
+                self._take_spare(frame, fds[0])
             case Swapped():
                 self._attachments.swapped(frame.handle, frame.segment)
             case Mapped():
-                assert fd is not None
-                self._attachments.lend(frame.handle, fd, frame.version)
+                self._attachments.lend(frame.handle, fds, frame.version)
             case Done():
                 self._take_done(frame)
             case Failed():
@@ -345,19 +344,19 @@ class AgentSession:
             pending.attachment.load_untold = False
         return pending
 
-    def _take_spare(self, frame: Spare, fd: int | None) -> None:
+    def _take_spare(self, frame: Spare, fd: int) -> None:
         pending = self._pending.get(frame.call)
         if pending is not None:
             self._attachments.spare(pending.attachment, fd, frame.segment)
-        elif fd is not None:
+        else:
             os.close(fd)
 
-    def _take_registered(self, frame: Registered, fd: int | None) -> None:
+    def _take_registered(self, frame: Registered, fd: int) -> None:
         pending = self._answered(frame.call)
         if pending is not None:
             self._attachments.registered(pending.attachment, frame, fd)
             pending.answer.set_result(None)
-        elif fd is not None:
+        else:
             os.close(fd)
 
     def _take_done(self, done: Done) -> None:

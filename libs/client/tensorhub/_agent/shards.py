@@ -90,6 +90,14 @@ Segment = tuple[int, int]
 """Device and inode: what tells a segment from all others while somebody has it open or mapped."""
 
 
+class Lent(NamedTuple):
+    """What a mapped shard is to show next."""
+
+    fds: tuple[int, ...]
+    """Of its holder's segment. The last one carries the holder's lock: of host memory it is the only one."""
+    version: int
+
+
 @dataclass(slots=True, eq=False)
 class AttachedShard:
     """The session changes it as the agent speaks; a shard reads it."""
@@ -106,8 +114,8 @@ class AttachedShard:
     """The other segment of a staged shard."""
     live: int = 0
     """Which the shard's present segment is, as the agent said last."""
-    lent: tuple[int, int] | None = None
-    """What a mapped shard is to show next: a descriptor of its holder's segment, and the version there."""
+    lent: Lent | None = None
+    """What a mapped shard is to show next."""
     fresh: bool = False
     found: int | None = None
     """The version that was ready in the memory when it was registered last, unless it was emptied since."""
@@ -139,15 +147,15 @@ class AttachedShard:
         if self.spec.install == "in-place":
             self.version = None
 
-    def lend(self, lent: tuple[int, int] | None) -> None:
+    def lend(self, lent: Lent | None) -> None:
         """Take what a mapped shard is to show next, in place of what was not shown yet."""
         with self._lending:
             old, self.lent = self.lent, lent
-        if old is not None:
-            os.close(old[0])
+        for fd in () if old is None else old.fds:
+            os.close(fd)
 
-    def take_lent(self) -> tuple[int, int] | None:
-        """Return what a mapped shard is to show now; the descriptor is the caller's to close."""
+    def take_lent(self) -> Lent | None:
+        """Return what a mapped shard is to show now; the descriptors are the caller's to close."""
         with self._lending:
             lent, self.lent = self.lent, None
         return lent
@@ -289,13 +297,14 @@ class ShardTable:
         if attachment is not None:
             attachment.live = segment
 
-    def lend(self, handle: int, fd: int, version: int) -> None:
+    def lend(self, handle: int, fds: tuple[int, ...], version: int) -> None:
         """Take the memory that a mapped shard is to show next."""
         attachment = self._by_handle.get(handle)
         if attachment is None:
-            _close(fd)
+            for fd in fds:
+                _close(fd)
         else:
-            attachment.lend((fd, version))
+            attachment.lend(Lent(fds, version))
 
     def registered(self, attachment: AttachedShard, frame: Registered, fd: int | None) -> None:
         """Take the agent's word for a shard, and its descriptor."""

@@ -6,10 +6,14 @@ closed.
 
 The last tensor may go while work on it is still queued on some stream, which only its owner knew. So the mapping is
 taken away in a thread of its own, after all work of the device.
+
+Invariant: the lock on a holder's memory is kept until that memory is unmapped here, and no kernel of this process that
+was queued before can read it any more.
 """
 
 import ctypes
 import math
+import os
 import threading
 import weakref
 from collections.abc import Iterable, Mapping
@@ -33,11 +37,11 @@ _BYTES: Final = "|u1"
 class DeviceSpace:
     """A layout's memory on a GPU, mapped into this process."""
 
-    def __init__(self, device: Device, memory: DeviceMemory) -> None:
-        """Take the mapping over: it is unmapped when nothing refers to this any more."""
+    def __init__(self, device: Device, memory: DeviceMemory, lock_fd: int | None = None) -> None:
+        """Take the mapping over, and its holder's lock: it is unmapped when nothing refers to this any more."""
         self.device, self.memory = device, memory
         # Not at the interpreter's end: other threads may still work with it, and the process's end unmaps it anyway.
-        weakref.finalize(self, _unmap_soon, device, memory).atexit = False
+        weakref.finalize(self, _unmap_soon, device, memory, lock_fd).atexit = False
 
     def __len__(self) -> int:
         return self.memory.nbytes
@@ -58,6 +62,32 @@ def map_device(fd: int, layout: Layout, uuid: str) -> DeviceSpace | bytearray:
         raise AgentUnavailable(
             f"the segment of {nbytes} bytes on {uuid} that the agent handed over can't be mapped ({why}); register "
             "again, or with memory='host'"
+        ) from why
+
+
+def map_lent(fds: tuple[int, ...], layout: Layout, uuid: str) -> DeviceSpace | bytearray:
+    """Map a holder's segment in the memory of the GPU with this UUID, so that a write fails.
+
+    `fds`: the memory's descriptor, and the one with the holder's lock. They may be closed afterwards.
+
+    Raises `AgentUnavailable` when it can't be mapped here.
+    """
+    nbytes = segment_bytes(layout)
+    if not nbytes:
+        return bytearray()
+    lock_fd: int | None = None
+    try:
+        fd, lent_fd = fds
+        # Before the memory, which so is never mapped without it.
+        lock_fd = os.dup(lent_fd)
+        device = device_named(uuid)
+        return DeviceSpace(device, device.import_memory(fd, nbytes, readonly=True), lock_fd)
+    except (TensorHubError, OSError, ValueError) as why:
+        if lock_fd is not None:
+            os.close(lock_fd)
+        raise AgentUnavailable(
+            f"the segment of {nbytes} bytes on {uuid} that the agent lent can't be mapped ({why}); read again, or "
+            "register with install='in-place', which copies"
         ) from why
 
 
@@ -125,12 +155,15 @@ class _CudaBytes:
         }
 
 
-def _unmap_soon(device: Device, memory: DeviceMemory) -> None:
-    thread = threading.Thread(target=_unmap, args=(device, memory), daemon=True, name="tensorhub-unmap")
+def _unmap_soon(device: Device, memory: DeviceMemory, lock_fd: int | None) -> None:
+    thread = threading.Thread(target=_unmap, args=(device, memory, lock_fd), daemon=True, name="tensorhub-unmap")
     with suppress(RuntimeError):  # The interpreter is about to end.
         thread.start()
 
 
-def _unmap(device: Device, memory: DeviceMemory) -> None:
+def _unmap(device: Device, memory: DeviceMemory, lock_fd: int | None) -> None:
+    # After a failure of the device the lock stays, until the process ends: what its kernels still read is not known.
     device.finish()
     memory.close()
+    if lock_fd is not None:
+        os.close(lock_fd)

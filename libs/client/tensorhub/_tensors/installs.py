@@ -11,13 +11,17 @@ description, so the lock is held exactly as long as the memory is mapped: by thi
 agents, and by children that it forks. While the lock is held, the holder overwrites nothing there. A holder that has to
 wait says so by a lock of its own, and an engine that can do without weights for a moment lets go of them.
 
+Of a GPU's memory the lock has a descriptor of its own, which this process keeps until it has unmapped the memory
+(device_memory.py). Before the first read, and after it has let go, the tensors are zeros in memory of the host: as much
+of the GPU's would be what mapping is to save.
+
 Invariants:
 - All tensors of a staged shard show one memory, except in the moment of the swap. The agent may write the other one. So
   a view, a numpy array or a pointer that a caller took from a tensor before the swap shows the old version until the
   next read begins, and after that bytes that change.
 - All tensors of a mapped shard show one version, except in the moment of the swap. A view, a numpy array or a tensor's
   storage that a caller keeps of an older version keeps that version's mapping, and with it the lock.
-- A write to a mapped shard is SIGSEGV.
+- A write to a mapped shard is SIGSEGV; on a GPU it is a fault, after which the process can't use that GPU any more.
 """
 
 import os
@@ -62,9 +66,9 @@ class RegisteredShard(Protocol):
     def segments(self) -> tuple[int, int]: ...
 
     @property
-    def lent(self) -> tuple[int, int] | None: ...
+    def lent(self) -> tuple[tuple[int, ...], int] | None: ...
 
-    def take_lent(self) -> tuple[int, int] | None: ...
+    def take_lent(self) -> tuple[tuple[int, ...], int] | None: ...
 
 
 class Staged:
@@ -144,21 +148,22 @@ class Mapped:
             lent = self._attachment.take_lent()
             if lent is None:
                 return
-            fd, version = lent
+            fds, version = lent
             try:
-                memory = map_readonly(fd, self._layout)
+                memory = map_readonly(fds, self._layout, self._attachment.spec.device)
                 rebind(self._described, self.tensors, tensors_at(self._layout, memory))
                 self.version, self.has_let_go = version, False
-                self._watch(fd)
+                self._watch(fds[-1])
             finally:
-                os.close(fd)
+                for fd in fds:
+                    os.close(fd)
 
     def _watch(self, fd: int) -> None:
-        """Keep a description without a lock of what is shown. Without a descriptor to spare it is not asked back."""
+        """Keep a description without a lock of what has it. Without a descriptor to spare it is not asked back."""
         self._close_shown()
         self._shown_fd, self._close_shown = None, lambda: None
         with suppress(OSError):
-            shown_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+            shown_fd = segment_locks.reopened(fd, os.O_RDONLY)
             self._shown_fd, self._close_shown = shown_fd, weakref.finalize(self, os.close, shown_fd)
 
     @property

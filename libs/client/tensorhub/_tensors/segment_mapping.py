@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import torch
 
-from tensorhub._tensors.device_memory import DeviceSpace, map_device, tensors_on
+from tensorhub._tensors.device_memory import DeviceSpace, map_device, map_lent, tensors_on
 from tensorhub_common.errors import AgentUnavailable, LayoutMismatch
 from tensorhub_common.layout.layout import Layout, placements, segment_bytes
 
@@ -65,12 +65,16 @@ def map_segment(fd: int, layout: Layout, device: str = "") -> Memory:
         ) from error
 
 
-def map_readonly(fd: int, layout: Layout) -> Memory:
-    """Map the segment of a layout so that a write is SIGSEGV. The descriptor may be closed afterwards.
+def map_readonly(fds: tuple[int, ...], layout: Layout, device: str = "") -> Memory:
+    """Map a holder's segment of a layout so that a write is SIGSEGV. The descriptors may be closed afterwards.
+
+    `device` is the UUID of the GPU whose memory it is; empty: the host's. Of a GPU's, a write is a fault of the GPU.
 
     Raises `AgentUnavailable` when the segment is not there in its full length.
     """
-    nbytes = segment_bytes(layout)
+    if device:
+        return map_lent(fds, layout, device)
+    nbytes, fd = segment_bytes(layout), fds[0]
     if not nbytes:
         return bytearray()
     if os.fstat(fd).st_size < nbytes:

@@ -130,7 +130,7 @@ class AsyncHub(NotCopyable):
             install: "in-place" reads into the tensors' own memory. "staged" takes twice the memory: a read goes
                 beside what the tensors show, which changes only at its end; tensors on a GPU whose hub memory is the
                 host's are overwritten from other memory of the GPU then, and keep their addresses. "mapped" takes none:
-                the tensors show the memory of a holder on this host, read-only.
+                the tensors show the memory of a holder on this host, read-only; with memory="device", on their GPU.
             memory: Where hub memory is. "host": tensors on a GPU stay where they are, given ones of a dict too, and hub
                 memory has a pinned copy. "device": they move into the agent's memory of their GPU (specs: of torch's
                 current one). The UUID of a GPU names one.
@@ -607,8 +607,8 @@ def _check_host_copy(described: "Description", install: Install) -> None:
 
     if install == "mapped":
         raise LayoutMismatch(
-            "install='mapped' is not possible for tensors on a GPU: they show their own memory; take 'in-place' or "
-            "'staged'"
+            "install='mapped' is not possible for tensors on a GPU with hub memory of the host: they show their own "
+            "memory; take memory='device' to map a holder's memory of their GPU, or install 'in-place' or 'staged'"
         )
     elsewhere = [name for name, value in described.values.items() if not is_on_gpu(value) and 0 not in value.shape]
     if install == "staged" and elsewhere:
@@ -639,7 +639,8 @@ def _bound(described: "Description", attachment: AttachedShard, *, stages: bool)
     bound = _bound_in_place(described, attachment)
     # The given values were copied on a stream of this thread, which no other code knows.
     device.finish()
-    return bound._replace(devices=(device,))
+    # What a mapped shard shows its agent never writes, so no read waits for what is queued.
+    return bound if attachment.spec.is_mapped else bound._replace(devices=(device,))
 
 
 def _bound_in_place(described: "Description", attachment: AttachedShard, *, stages: bool = False) -> _Bound:

@@ -290,7 +290,7 @@ class Hub(NotCopyable):
             spot: The replica may vanish at any moment, and never counts for retention.
             install: "in-place" reads into the tensors' own memory. "staged" takes twice the memory: a read goes
                 beside what the tensors show, which changes only at its end. "mapped" takes none: the tensors show the
-                memory of a holder on this host, read-only.
+                memory of a holder on this host, read-only; with memory="device", on their GPU.
             memory: Where hub memory is. "host": tensors on a GPU stay where they are, given ones of a dict too, and hub
                 memory has a pinned copy. "device": they move into the agent's memory of their GPU (specs: of torch's
                 current one). The UUID of a GPU names one.

@@ -24,6 +24,8 @@ class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The turn of the reader's round: a half-filled shard serves only later ones than its own."""
     mapped: bool = False
     """The reader's worker will map the shard's segment, for as long as it wants."""
+    device: str = ""
+    """With `mapped`, the UUID of the GPU whose memory it maps; empty: the host's."""
     units: bool = False
     """The reader goes by a transfer program, and needs no digests of the source's pieces."""
     nbytes: int = 0
@@ -63,7 +65,7 @@ class LeaseGrant(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
     program: str | None = None
     """What the source tells of are units of this program, the reader's own; None: pieces of the source's layout."""
     mapped: bool = False
-    """The descriptor that comes with the transport's welcome carries a lock, and may be handed on to be mapped."""
+    """The descriptors that come with the transport's welcome carry a lock, and may be handed on to be mapped."""
     patch_sizes: bytes = b""
     """Of the pieces of the first page, how many bytes their patches have: 4 bytes each, little endian, all ones where
     there is none. Empty: there are no patches from the reader's base."""

@@ -2,7 +2,7 @@
 
 Each frame is four bytes of length (big endian) and a MessagePack object. `call` numbers a question of the worker's;
 every call gets exactly one `Done`, `Registered` or `Failed`. `Registered`, `Spare` and `Mapped` travel with a segment's
-file descriptor.
+file descriptor, and `Mapped` with a second one where the segment is a GPU's.
 """
 
 from typing import Final, Literal
@@ -178,11 +178,14 @@ class Mapped(Frame, frozen=True, kw_only=True, tag="mapped"):
     """Comes before the answer to a mapped shard's read, with a read-only descriptor of the holder's segment.
 
     The descriptor's open file description holds a shared `flock`: it keeps the memory from being overwritten until
-    the last mapping and the last descriptor of it are gone.
+    the last mapping and the last descriptor of it are gone. The descriptor of a GPU's memory can hold none, so a second
+    one comes behind it, of an empty file, which is kept for as long as the memory is mapped.
     """
 
     handle: int
     version: int
+    descriptors: int = 1
+    """How many come with it."""
 
 
 Encoding = Literal["delta", "zstd"]

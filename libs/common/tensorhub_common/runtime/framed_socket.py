@@ -1,6 +1,6 @@
 """Frames over a unix socket, with file descriptors beside them.
 
-A frame is four bytes of length (big endian) and its body. A descriptor travels with the first byte of its frame. Both
+A frame is four bytes of length (big endian) and its body. Descriptors travel with the first byte of their frame. Both
 sides of a connection between a worker and its agent, and between two agents of one host, use this.
 
 Invariants: a frame longer than the bound ends the connection before it is read; one writer at a time writes a whole
@@ -57,13 +57,13 @@ class FramedSocket:
         self._waiting: set[asyncio.Future[None]] = set()
         self._at_a_stretch = 0
 
-    async def send(self, body: bytes, fd: int | None = None) -> None:
-        """Send one frame, and with it a descriptor, which stays the caller's. Raises `PeerGone`."""
+    async def send(self, body: bytes, *fds: int) -> None:
+        """Send one frame, and with it descriptors, which stay the caller's. Raises `PeerGone`."""
         data = LENGTH.pack(len(body)) + body
         async with self._writing:
             try:
-                if fd is not None:
-                    data = data[await self._send_fd(data, fd) :]
+                if fds:
+                    data = data[await self._send_fds(data, fds) :]
                 elif not self._closed:
                     # Most frames fit into the socket's buffer, and then no turn of the event loop is needed.
                     with contextlib.suppress(BlockingIOError, InterruptedError):
@@ -83,8 +83,8 @@ class FramedSocket:
         except (OSError, ValueError):
             return False
 
-    async def _send_fd(self, data: bytes, fd: int) -> int:
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+    async def _send_fds(self, data: bytes, fds: tuple[int, ...]) -> int:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
         while True:
             try:
                 return self._sock.sendmsg([data], rights)
@@ -107,7 +107,7 @@ class FramedSocket:
             await self._read_more()
 
     def take_fd(self) -> int:
-        """Return the descriptor that came with the frame just received; it is the caller's now."""
+        """Return the next descriptor that came with the frame just received; it is the caller's now."""
         if not self._fds:
             raise PeerGone("the other side sent no descriptor where one belongs")
         return self._fds.popleft()

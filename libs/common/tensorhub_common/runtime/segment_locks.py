@@ -3,6 +3,9 @@
 A reader's lock is a shared `flock`. It belongs to the open file description, which goes with the descriptor to other
 processes and is kept by every mapping of it. So it ends with the last mapping, however that ends.
 
+Memory of a GPU has no file, so its segment has an empty one for its locks. The reader's process keeps the descriptor
+of that until it has unmapped the memory.
+
 A holder's wish is an exclusive record lock of the holder's own description. It ends with the holder's process. The two
 kinds of lock don't know of each other (flock(2), fcntl(2)), so a wish is seen by each process that maps the segment.
 """
@@ -15,17 +18,32 @@ _RECORD_LOCK = struct.Struct("@hhqqi4x")
 """`struct flock` of 64-bit Linux: kind, origin, start, length, process."""
 
 
-def lend(fd: int) -> None:
-    """Take a reader's lock for a descriptor that is about to be handed over."""
-    fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+def reopened(fd: int, flags: int) -> int:
+    """Return a description of its own of the same file, with its own access mode. The caller closes it."""
+    # Through /proc, which also finds files without a name.
+    return os.open(f"/proc/self/fd/{fd}", flags | os.O_CLOEXEC)
+
+
+def lent(fd: int) -> int:
+    """Return a read-only description with a reader's lock. The caller hands it over, and closes it."""
+    own = reopened(fd, os.O_RDONLY)
+    try:
+        fcntl.flock(own, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(own)
+        raise
+    return own
 
 
 def is_lent(fd: int) -> bool:
-    """Tell whether a reader has its lock. `fd`: of a description of its own, which is closed next."""
+    """Tell whether a reader has its lock."""
+    own = reopened(fd, os.O_RDWR)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
+    finally:
+        os.close(own)
     return False
 
 

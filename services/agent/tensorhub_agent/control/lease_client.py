@@ -82,6 +82,7 @@ class LeaseClient:
             transport=effect.share.transport,
             turn=effect.turn,
             mapped=effect.mapped,
+            device=effect.device,
             units=effect.program is not None,
             nbytes=effect.share.nbytes,
             # A copy of memory is sooner made than a patch.

@@ -24,7 +24,6 @@ from tensorhub_agent.leases.lease import Lease, LeaseTransition
 from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_agent.primitives.transport_traits import reads_memory
 from tensorhub_agent.runtime.timer import CoalescingTimer
-from tensorhub_agent.storage.segments import Segment
 from tensorhub_agent.storage.shard_store import JobShardStore, StoredShard
 from tensorhub_agent.transports.base import LeaseOpened
 from tensorhub_agent.transports.registry import TransportRegistry
@@ -133,8 +132,8 @@ class LeaseService:
         if question.mapped and not reads_memory(question.transport):
             # Nothing over another transport would ever give the memory back.
             return LeaseRefusal(reason="memory is mapped over the transport local alone")
-        if question.mapped and not self._can_be_lent(question):
-            return LeaseRefusal(reason="it is a copy in a file on disk, or on a GPU, which is not mapped by workers")
+        if question.mapped and (why := self._why_not_lent(question)):
+            return LeaseRefusal(reason=why)
         if self._waits_for_patches(question, name):
             return None
         answer = self._core.lease_asked(question, name, ticket, endpoint, self._loop.time())
@@ -179,9 +178,20 @@ class LeaseService:
             self._core.leases.patch(lease, offer, awaiting.base if is_coming else None)
         return is_coming
 
-    def _can_be_lent(self, question: LeaseRequest) -> bool:
+    def _why_not_lent(self, question: LeaseRequest) -> str:
+        """Return why the reader's worker can't map the shard, and what it can do; empty where it can."""
         stored = self._store.shards.get(ShardKey(question.model, question.source.replica, question.source.shard))
-        return stored is None or (isinstance(stored.segment, Segment) and stored.segment.origin == 0)
+        if stored is None:
+            return ""
+        if stored.segment.origin:
+            return "it is a copy in a file on disk, which is not mapped by workers"
+        here = stored.segment.device
+        if here == question.device:
+            return ""
+        return (
+            f"it is in the memory of {here or 'the host'}, and the reader maps that of {question.device or 'the host'} "
+            f"alone: register the reader with memory={here or 'host'!r}, or with install='in-place', which copies"
+        )
 
     def redeem(self, ticket: str, reader: str) -> LeaseOpened | None:
         """Take a ticket from the transport, once, of the agent that it was given to."""
@@ -209,7 +219,7 @@ class LeaseService:
     def _lent(self, lease: Lease, stored: StoredShard) -> LeaseOpened | None:
         """Open the segment for a reader that maps it; its lock begins within the lease, so nothing comes between."""
         try:
-            return LeaseOpened(lease.name, stored.segment, fd=stored.host_segment.open_lent())
+            return LeaseOpened(lease.name, stored.segment, fds=stored.segment.open_lent())
         except OSError as why:
             _log.warning("%s can't be lent: %s", stored.segment.name, why)
             self.ended(lease.name, LeaseTransition.READER_GONE)

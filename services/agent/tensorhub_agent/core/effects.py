@@ -199,6 +199,8 @@ class RequestLease(Effect, frozen=True):
     """Of the reader's round; a half-filled source serves later turns only."""
     mapped: bool = False
     """The source's memory is to be mapped."""
+    device: str = ""
+    """On the GPU with this UUID, where it is not the host's."""
     program: NumberedProgram | None = None
     """What is asked for are units of this program."""
     base: BaseVersion | None = None

@@ -51,8 +51,8 @@ class ShardSpec:
     """It has spare memory of the same size. Reads go there, and what stands here is untouched until the swap."""
     mapped: bool = False
     """It has no memory: its worker maps a holder's, and shows the next version's only when all shards have theirs."""
-    on_device: bool = False
-    """Its memory is a GPU's."""
+    device: str = ""
+    """The UUID of the GPU whose memory it has or maps; empty: the host's."""
 
     @property
     def swaps(self) -> bool:

@@ -121,12 +121,12 @@ class PendingCalls:
         stored = self._store.shards.get(key)
         if stored is None or stored.descriptors is None:
             return
-        fd = stored.descriptors.hand_over()
-        if fd is None and not segment_bytes(stored.layout):
+        fds = stored.descriptors.hand_over()
+        if not fds and not segment_bytes(stored.layout):
             # There is not a byte to map.
-            fd = stored.segment.open_readonly()
-        if fd is not None:
-            waiting.worker.tell(Mapped(handle=waiting.handle, version=version), fd)
+            fds = (stored.segment.open_readonly(),)
+        if fds:
+            waiting.worker.tell(Mapped(handle=waiting.handle, version=version, descriptors=len(fds)), *fds)
 
     def _tell_registered(self, waiting: PendingCall, key: ShardKey) -> None:
         """Hand a shard's segment to its worker. Raises `OSError` where there is no descriptor for it."""

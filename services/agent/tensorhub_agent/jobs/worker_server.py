@@ -48,21 +48,21 @@ class WorkerConnection:
         self._framed = framed
         self._sending = work.group()
 
-    def tell(self, frame: Frame, fd: int | None = None) -> None:
-        """Send a frame, in order; `fd` is closed when it has been sent. A worker that is gone is told nothing."""
+    def tell(self, frame: Frame, *fds: int) -> None:
+        """Send a frame, in order; `fds` are closed when it has been sent. A worker that is gone is told nothing."""
         if len(self._sending) >= TELLS_WAITING_MAX:
             # It says more than it hears.
             self._framed.close()
-        self._sending.start(self._tell(_encode(frame), fd), "telling a worker", lambda _: self.close())
+        self._sending.start(self._tell(_encode(frame), fds), "telling a worker", lambda _: self.close())
 
-    async def _tell(self, body: bytes, fd: int | None) -> None:
+    async def _tell(self, body: bytes, fds: tuple[int, ...]) -> None:
         try:
             async with asyncio.timeout(SEND_S_MAX):
-                await self._framed.send(body, fd)
+                await self._framed.send(body, *fds)
         except (PeerGone, TimeoutError):
             self._framed.close()
         finally:
-            if fd is not None:
+            for fd in fds:
                 os.close(fd)
 
     async def frames(self, handle: Callable[[FromWorker], Awaitable[None]]) -> None:

@@ -245,9 +245,9 @@ class WorkerSessions:
                 f"{where} was registered with shards={core.spec.shards}, spot={core.spec.spot}, "
                 f"install={core.spec.install!r}; {RECLAIM_ADVICE}"
             )
-        if stored.segment.device != frame.device:
+        if core.spec.device != frame.device:
             raise LayoutMismatch(
-                f"{where} is in the memory of {stored.segment.device or 'the host'}, and was asked for in that of "
+                f"{where} is in the memory of {core.spec.device or 'the host'}, and was asked for in that of "
                 f"{frame.device or 'the host'}; {RECLAIM_ADVICE}"
             )
         # Its own worker asks again where it gave up waiting for an answer, which then came to no call.
@@ -267,8 +267,6 @@ class WorkerSessions:
         """A new shard: its layout goes to where everybody finds it, its memory is made, the log is told."""
         job = session.job
         # The core decides once the memory is there; no memory is made for what it would refuse.
-        if frame.device and frame.install == "mapped":
-            raise LayoutMismatch("memory of a GPU is mapped by no other worker: take install='staged' or 'in-place'")
         job.core.check_room()
         digest = await job.keep_layout(data)
         staged, mapped = frame.install == "staged", frame.install == "mapped"
@@ -294,9 +292,7 @@ class WorkerSessions:
         bound = _bound(frame.timeout_s)
         deadline = now + bound.gives_up_s
         call = CallRegister(call=number, session=session.worker.number, deadline=deadline, outcome_s=bound.outcome_s)
-        spec = ShardSpec(
-            key, frame.shards, frame.spot, digest, stored.table.nbytes, staged, mapped, on_device=bool(frame.device)
-        )
+        spec = ShardSpec(key, frame.shards, frame.spot, digest, stored.table.nbytes, staged, mapped, frame.device)
         job.register(spec, call, now)
         if key not in job.core.shards:
             session.handles.pop(handle, None)

@@ -55,7 +55,10 @@ class Hello(LeaseMessage, frozen=True, tag="hello"):
 
 
 class Welcome(LeaseMessage, frozen=True, tag="welcome"):
-    """The lease is open on this segment. Locally a read-only descriptor of it comes with this frame."""
+    """The lease is open on this segment. Locally a read-only descriptor of it comes with this frame.
+
+    Where it is mapped on a GPU, the descriptor with the lock comes behind that of the memory.
+    """
 
     segment: str
     nbytes: int

@@ -224,6 +224,10 @@ class SourceManager:
             on_lost=lambda reason: self._lost(key, number, reason),
             on_have=lambda update: self._have(key, number, update),
         )
+        if isinstance(session, MappedSession) and session.device != effect.device:
+            # An agent of an older release does not know that it was asked for a GPU's.
+            await session.close()
+            raise TransportLost(f"it lends memory of {session.device or 'the host'}, which is not what was asked for")
         return grant, about, session
 
     async def _await_units(self, effect: RequestLease, program: NumberedProgram) -> None:
@@ -291,9 +295,9 @@ class SourceManager:
         source = self._open.get((effect.key, effect.source))
         if source is None or not isinstance(source.session, MappedSession):
             return
-        fd = source.session.take()
-        if fd is not None:
-            descriptors.take(fd)
+        fds = source.session.take()
+        if fds:
+            descriptors.take(fds)
         self._begin(source, self._taken(effect), effect, "taking a source's memory")
 
     async def _taken(self, effect: ReadBatch) -> None:

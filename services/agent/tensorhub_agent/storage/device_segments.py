@@ -5,12 +5,16 @@ writable, agents that read it map it read-only. It stands for as long as any pro
 the crash of a worker leaves it as it is. It has no name in a file system: with its agent it ends for the hub, and the
 next process of the agent finds nothing to take back.
 
+Who is lent a segment to map it holds a lock on it, as with host memory. The driver's descriptor is of no file that
+could carry one, so each segment has an empty file in memory, whose descriptor travels beside the memory's.
+
 Invariants:
 - Memory stays mapped here while a job works on it, also after its segment was removed.
 - What all segments of a device take together stays below the limit, which is checked before the driver is asked.
 - A failed `create` leaves nothing on the account.
 """
 
+import contextlib
 import os
 import secrets
 import threading
@@ -24,6 +28,7 @@ from tensorhub_agent.storage.segments import RANDOM_BYTES, Segment
 from tensorhub_common.devices.device import Device, DeviceMemory, DeviceMemoryExhausted
 from tensorhub_common.devices.registry import device_named
 from tensorhub_common.layout.layout import Layout
+from tensorhub_common.runtime import segment_locks
 
 SHARE_OF_DEVICE: Final = 0.9
 """Without a setting an agent's segments may take so much of a GPU: the engine's own memory is not the hub's to give."""
@@ -41,6 +46,8 @@ class DeviceSegment:
     """The GPU's UUID."""
     nbytes: int
     fd: int
+    lock_fd: int
+    """An empty file for the locks of those who map it."""
     view: DeviceRegion
     inode: int
     """A number of its own."""
@@ -65,12 +72,28 @@ class DeviceSegment:
         """Return a new descriptor for readers, which map it read-only by agreement. The caller closes it."""
         return os.dup(self.fd)
 
+    def open_lent(self) -> tuple[int, ...]:
+        """Return new descriptors for a worker that maps the segment: the memory's, and that with the lock.
+
+        See `Segment.open_lent`. The memory's carries no lock, so the worker keeps the other one as long as its mapping.
+        The caller closes them.
+        """
+        self.ask_back(is_wanted=False)
+        lock_fd = segment_locks.lent(self.lock_fd)
+        try:
+            return os.dup(self.fd), lock_fd
+        except BaseException:
+            os.close(lock_fd)
+            raise
+
     def is_lent(self) -> bool:
-        """No worker maps it beyond a lease."""
-        return False
+        """Tell whether any process has a lock of `open_lent`."""
+        return segment_locks.is_lent(self.lock_fd)
 
     def ask_back(self, *, is_wanted: bool) -> None:
-        """No worker maps it beyond a lease, so none is asked."""
+        """Have processes that map it see that it is to be written, or is no more. Some kernels can't."""
+        with contextlib.suppress(OSError):
+            segment_locks.ask_back(self.lock_fd, is_wanted=is_wanted)
 
     def close(self) -> None:
         """Let go of it; who has it mapped keeps it.
@@ -79,6 +102,7 @@ class DeviceSegment:
         met an address without memory would fail for the whole process.
         """
         os.close(self.fd)
+        os.close(self.lock_fd)
 
 
 AnySegment = Segment | DeviceSegment
@@ -107,12 +131,17 @@ class DeviceSegmentStore:
             try:
                 self._clear(memory)
                 fd = memory.export()
+                try:
+                    lock_fd = os.memfd_create("tensorhub-lock", os.MFD_CLOEXEC)
+                except BaseException:
+                    os.close(fd)
+                    raise
             except BaseException:
                 memory.close()
                 raise
         name = f"{self._prefix}{secrets.token_hex(RANDOM_BYTES)}.{self._device.uuid}"
         view = DeviceRegion.of(self._device, memory)
-        segment = DeviceSegment(name, self._device.uuid, whole, fd, view, secrets.randbits(62) + 1, memory)
+        segment = DeviceSegment(name, self._device.uuid, whole, fd, lock_fd, view, secrets.randbits(62) + 1, memory)
         with self._lock:
             self._segments[name] = segment
         return segment

@@ -104,13 +104,13 @@ class Segment:
 
     def open_writable(self) -> int:
         """Return a new descriptor that may write, for the worker that owns the shard. The caller closes it."""
-        return self._reopen(os.O_RDWR)
+        return segment_locks.reopened(self.fd, os.O_RDWR)
 
     def open_readonly(self) -> int:
         """Return a new descriptor that can't be mapped writable, for readers. The caller closes it."""
-        return self._reopen(os.O_RDONLY)
+        return segment_locks.reopened(self.fd, os.O_RDONLY)
 
-    def open_lent(self) -> int:
+    def open_lent(self) -> tuple[int, ...]:
         """Return a new read-only descriptor for a worker that maps the segment. The caller closes it.
 
         Its open file description holds a shared lock, which goes with the description wherever that goes: to other
@@ -119,27 +119,16 @@ class Segment:
         What is lent is published, so it is not waited for: a fill that was given up may have asked for it.
         """
         self.ask_back(is_wanted=False)
-        fd = self.open_readonly()
-        with _closed_on_error(fd):
-            segment_locks.lend(fd)
-        return fd
+        return (segment_locks.lent(self.fd),)
 
     def is_lent(self) -> bool:
         """Tell whether anybody has a descriptor of `open_lent`, or a mapping of it."""
-        fd = self.open_writable()
-        try:
-            return segment_locks.is_lent(fd)
-        finally:
-            os.close(fd)
+        return segment_locks.is_lent(self.fd)
 
     def ask_back(self, *, is_wanted: bool) -> None:
         """Have processes that map it see that it is to be written, or is no more. Some kernels can't."""
         with contextlib.suppress(OSError):
             segment_locks.ask_back(self.fd, is_wanted=is_wanted)
-
-    def _reopen(self, flags: int) -> int:
-        # Going through /proc gives an open file description of its own, with its own access mode, also after unlink.
-        return os.open(f"/proc/self/fd/{self.fd}", flags | os.O_CLOEXEC)
 
 
 def segment_prefix(hub: str, agent: str) -> str:

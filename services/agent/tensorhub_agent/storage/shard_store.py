@@ -207,6 +207,7 @@ class JobShardStore:
         """Make memory for a new shard, all zero; twice as much for a staged one. Raises `MemoryExhausted`.
 
         With `device`, the UUID of a GPU, it is memory there. Raises `DeviceUnavailable` where this agent can't use it.
+        A mapped shard shows others' memory, of which this agent needs to see nothing: it has a page of the host's.
 
         What is being made when it is cancelled is removed as soon as that can be. Raises `AgentUnavailable` where
         memory of this shard was set aside.
@@ -220,7 +221,7 @@ class JobShardStore:
             )
         staged, mapped = install == "staged", install == "mapped"
         store: SegmentStore | DeviceSegmentStore = self._memory
-        if device and self._devices is not None:
+        if device and not mapped and self._devices is not None:
             store = await asyncio.to_thread(self._devices.of, device)
         elif on_disk and self._disk is not None:
             store = self._disk

@@ -21,6 +21,7 @@ from tensorhub_agent.encodings.codec_tasks import PatchTargets
 from tensorhub_agent.primitives.lease_messages import AvailabilityUpdate
 from tensorhub_agent.primitives.memory_region import MemoryRegion
 from tensorhub_agent.storage.device_segments import AnySegment
+from tensorhub_agent.storage.mapped_descriptors import LentMemory
 from tensorhub_common.errors import BadCommand, TensorHubError
 from tensorhub_common.programs.regions import StridedCopies
 from tensorhub_common.protocol.decoding import MALFORMED
@@ -87,8 +88,8 @@ class LeaseOpened(msgspec.Struct, frozen=True):
     lacks: IsMissing | None = None
     patches: Sequence[tuple[bytes, ...] | None] = ()
     """Of each piece what its reader may have instead, one patch after another; None, or no entry: nothing."""
-    fd: int | None = None
-    """A descriptor with a lock, for a reader that maps the segment; the transport closes it."""
+    fds: LentMemory = ()
+    """Descriptors with a lock, for a reader that maps the segment; the transport closes them."""
     promised: tuple[Range, ...] = ()
     """Of a half-filled shard, what its reader may wait for, where that is not everything."""
 

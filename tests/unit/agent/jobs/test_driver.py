@@ -57,6 +57,7 @@ from tensorhub_common.protocol.worker import (
     Spare,
     UnpublishCall,
 )
+from tensorhub_common.runtime import segment_locks
 from tensorhub_simulator.drivers.agent import pair
 
 KEY = ShardKey("policy", "trainer", 0)
@@ -120,7 +121,7 @@ def planted(*_: object) -> Any:
     raise ArithmeticError("planted")
 
 
-def no_descriptor(_: Segment) -> int:
+def no_descriptor(*_: object) -> int:
     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
@@ -212,7 +213,7 @@ async def test_memory_that_can_not_be_looked_at_counts_as_mapped(
 ) -> None:
     told: list[Any] = []
     monkeypatch.setattr(job._memory, "_take_outcome", told.append)
-    monkeypatch.setattr(Segment, "open_writable", no_descriptor)
+    monkeypatch.setattr(segment_locks, "reopened", no_descriptor)
     job._memory.probe(ProbeMapping(KEY, spare=False))
     assert told == [Probed(KEY, spare=False, lent=True)]
 

@@ -6,10 +6,12 @@ import os
 import pytest
 
 from tensorhub_agent.storage.device_segments import DeviceSegmentStore, DeviceStores
+from tensorhub_agent.storage.mapped_descriptors import close_all
 from tensorhub_agent.storage.mapping_cache import MappingCache
 from tensorhub_common.devices.device import DeviceUnavailable
 from tensorhub_common.devices.fake import FakeDevice
 from tensorhub_common.errors import MemoryExhausted
+from tensorhub_common.runtime import segment_locks
 
 GRANULE = FakeDevice.granule_bytes
 
@@ -71,6 +73,26 @@ def test_what_was_removed_stays_with_who_has_a_descriptor(store: DeviceSegmentSt
     imported = other.import_memory(fd, GRANULE, readonly=True)
     os.close(fd)
     assert ctypes.string_at(imported.address, GRANULE) == b"\x07" * GRANULE
+
+
+def test_who_is_lent_a_segment_holds_a_lock_that_outlives_its_descriptor_of_the_memory(
+    store: DeviceSegmentStore,
+) -> None:
+    """And sees that the segment is asked back, until it is lent anew."""
+    segment = store.create(GRANULE)
+    assert not segment.is_lent()
+    first, second = segment.open_lent(), segment.open_lent()
+    reader = os.open(f"/proc/self/fd/{first[1]}", os.O_RDONLY)
+    close_all(second)
+    os.close(first[0])
+    for is_wanted in (True, False, True):
+        segment.ask_back(is_wanted=is_wanted)
+        assert (segment.is_lent(), segment_locks.is_asked_back(reader)) == (True, is_wanted)
+    close_all(segment.open_lent())
+    assert not segment_locks.is_asked_back(reader), "what is published anew is not waited for"
+    os.close(first[1])
+    assert not segment.is_lent()
+    os.close(reader)
 
 
 def test_segments_have_numbers_of_their_own(store: DeviceSegmentStore) -> None:

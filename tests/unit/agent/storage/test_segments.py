@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tensorhub_agent.storage import segments
+from tensorhub_agent.storage.mapped_descriptors import close_all
 from tensorhub_agent.storage.segments import ForeignSegment, SegmentStore, segment_prefix
 from tensorhub_common.config.settings import InvalidSetting
 from tensorhub_common.errors import MemoryExhausted
@@ -197,14 +198,14 @@ def test_who_is_lent_a_segment_sees_that_it_is_asked_back_until_it_is_lent_anew(
     """The lock goes with the mapping, and the wish with the agent's process: neither knows of the other."""
     segment = store.create(MIB)
     assert not segment.is_lent()
-    fd = segment.open_lent()
+    (fd,) = segment.open_lent()
     reader = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
     mapping = mmap.mmap(fd, MIB, prot=mmap.PROT_READ)
     os.close(fd)
     for is_wanted in (True, False, True):
         segment.ask_back(is_wanted=is_wanted)
         assert (segment.is_lent(), segment_locks.is_asked_back(reader)) == (True, is_wanted)
-    os.close(segment.open_lent())
+    close_all(segment.open_lent())
     assert not segment_locks.is_asked_back(reader), "what is published anew is not waited for"
     segment.ask_back(is_wanted=True)
     mapping.close()

@@ -172,12 +172,12 @@ async def test_the_second_read_of_a_segment_maps_nothing_and_a_removed_one_is_re
 async def test_a_change_that_comes_while_a_reader_is_let_in_follows_what_it_changes(
     local: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def slow(framed: FramedSocket, frame: LeaseMessage, fd: int | None = None) -> None:
+    async def slow(framed: FramedSocket, frame: LeaseMessage, *fds: int) -> None:
         if isinstance(frame, Welcome):
             local.source.announce("lease", PromiseRetracted(((7, 1),)))
             for _ in range(5):
                 await asyncio.sleep(0)
-        await send(framed, frame, fd)
+        await send(framed, frame, *fds)
 
     monkeypatch.setattr(transport, "send", slow)
     updates: asyncio.Queue[AvailabilityUpdate] = asyncio.Queue()
@@ -255,15 +255,15 @@ async def test_without_a_descriptor_it_waits_and_accepts_again(local: Hub, monke
     await (await local.open(local.segment(1), lease="second")).close()
 
 
-@pytest.mark.parametrize("change", [{"fd": None}, {"frame": Welcome("name", 1 << 40)}])
+@pytest.mark.parametrize("change", [{"fds": ()}, {"frame": Welcome("name", 1 << 40)}])
 async def test_a_welcome_without_its_memory_lets_nobody_in(
     local: Hub, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
 ) -> None:
     """Without a descriptor, or with a descriptor of less memory than said."""
 
-    async def other(framed: FramedSocket, frame: LeaseMessage, fd: int | None = None) -> None:
-        changed = {"frame": frame, "fd": fd} | (change if isinstance(frame, Welcome) else {})
-        await send(framed, **changed)
+    async def other(framed: FramedSocket, frame: LeaseMessage, *fds: int) -> None:
+        changed = {"frame": frame, "fds": fds} | (change if isinstance(frame, Welcome) else {})
+        await send(framed, changed["frame"], *changed["fds"])
 
     monkeypatch.setattr(transport, "send", other)
     with pytest.raises(TransportLost, match="can't be read from"):

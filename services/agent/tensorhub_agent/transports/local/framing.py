@@ -22,11 +22,11 @@ _from_reader: Final = msgspec.msgpack.Decoder(ReaderMessage)
 _from_source: Final = msgspec.msgpack.Decoder(SourceMessage)
 
 
-async def send(framed: FramedSocket, frame: LeaseMessage, fd: int | None = None) -> None:
-    """Send a frame, and with it a descriptor, which stays the caller's. Raises `PeerGone`."""
+async def send(framed: FramedSocket, frame: LeaseMessage, *fds: int) -> None:
+    """Send a frame, and with it descriptors, which stay the caller's. Raises `PeerGone`."""
     try:
         async with asyncio.timeout(SEND_S):
-            await framed.send(_encode(frame), fd)
+            await framed.send(_encode(frame), *fds)
     except TimeoutError:
         raise PeerGone(f"the other side has taken no frame for {SEND_S:g} s") from None
 

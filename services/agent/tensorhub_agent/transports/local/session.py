@@ -5,7 +5,6 @@ whether its bytes are good.
 """
 
 import contextlib
-import os
 from abc import abstractmethod
 from collections.abc import Callable
 
@@ -15,6 +14,7 @@ from tensorhub_agent.compute.strided_copy import copy_boxes
 from tensorhub_agent.primitives.forms import InvalidForm
 from tensorhub_agent.primitives.lease_messages import LeaseMessage, ReaderDone
 from tensorhub_agent.primitives.memory_region import MemoryRegion
+from tensorhub_agent.storage.mapped_descriptors import LentMemory, close_all
 from tensorhub_agent.storage.mapping_cache import DeviceMapping, Mapping, MappingCache
 from tensorhub_agent.transports.base import OnAvailability, OnLost, TransportLost, silent
 from tensorhub_agent.transports.lease_session import LeaseSession
@@ -119,10 +119,14 @@ class LocalSession(LocalLease):
 class MappedSession(LocalLease):
     """One open lease on a segment that a worker of this agent is to map; nothing is copied here."""
 
-    def __init__(self, framed: FramedSocket, fd: int, on_lost: OnLost, on_have: OnAvailability) -> None:
-        """Take over an opened connection, and a descriptor that carries the source's lock."""
+    def __init__(
+        self, framed: FramedSocket, fds: LentMemory, device: str, on_lost: OnLost, on_have: OnAvailability
+    ) -> None:
+        """Take over an opened connection, and descriptors of which one carries the source's lock."""
         super().__init__(framed, on_lost, on_have)
-        self._fd: int | None = fd
+        self._fds = fds
+        self.device = device
+        """The UUID of the GPU whose memory it is; empty: the host's."""
 
     async def read(self, *_: object, **__: object) -> bytes:
         """Refuse: nothing is copied of a segment that is lent."""
@@ -132,12 +136,10 @@ class MappedSession(LocalLease):
         """Refuse, as `read` does."""
         await self.read()
 
-    def take(self) -> int | None:
-        """Return the descriptor, which is the caller's then; None if it was taken before."""
-        fd, self._fd = self._fd, None
-        return fd
+    def take(self) -> LentMemory:
+        """Return the descriptors, which are the caller's then; none if they were taken before."""
+        fds, self._fds = self._fds, ()
+        return fds
 
     def _release(self) -> None:
-        fd = self.take()
-        if fd is not None:
-            os.close(fd)
+        close_all(self.take())

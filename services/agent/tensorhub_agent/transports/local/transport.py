@@ -11,7 +11,6 @@ peer by that much at most.
 import asyncio
 import contextlib
 import logging
-import os
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +31,7 @@ from tensorhub_agent.primitives.lease_messages import (
 from tensorhub_agent.primitives.ranges import merge_ranges
 from tensorhub_agent.runtime.rejections import REJECTIONS, RejectionKind
 from tensorhub_agent.runtime.unix_server import UnixServer
+from tensorhub_agent.storage.mapped_descriptors import LentMemory, close_all
 from tensorhub_agent.storage.mapping_cache import MAPPINGS_MAX, MappingCache
 from tensorhub_agent.transports.base import (
     LeaseAuthority,
@@ -76,10 +76,10 @@ class _Reader:
         self._updates: list[SourceMessage] = []
         self._announcing: asyncio.Task[None] | None = None
 
-    async def welcome(self, welcome: SourceMessage, fd: int, updates: list[SourceMessage]) -> None:
-        """Hand the descriptor over, and then all updates, the first ones first."""
+    async def welcome(self, welcome: SourceMessage, fds: LentMemory, updates: list[SourceMessage]) -> None:
+        """Hand the descriptors over, and then all updates, the first ones first."""
         self._updates = updates + self._updates
-        await send(self.framed, welcome, fd)
+        await send(self.framed, welcome, *fds)
         self._is_welcome = True
         self.announce([])
 
@@ -199,7 +199,9 @@ class LocalTransport:
             case Welcome(segment, nbytes, origin, device):
                 fd = framed.take_fd()
                 if grant.mapped:
-                    return MappedSession(framed, fd, on_lost, on_have)
+                    # Of a GPU's memory the lock has a descriptor of its own.
+                    fds = (fd, framed.take_fd()) if device else (fd,)
+                    return MappedSession(framed, fds, device, on_lost, on_have)
                 mapping = self._cache.acquire_any(segment, fd, nbytes, origin, device)
                 return LocalSession(framed, mapping, self._pool, self._cache, on_lost, on_have)
             case Denied(reason):
@@ -237,11 +239,11 @@ class LocalTransport:
             return
         self._readers[opened.lease] = reader
         try:
-            fd = opened.segment.open_readonly() if opened.fd is None else opened.fd
+            fds = opened.fds or (opened.segment.open_readonly(),)
             try:
-                await reader.welcome(first, fd, updates)
+                await reader.welcome(first, fds, updates)
             finally:
-                os.close(fd)
+                close_all(fds)
             while not lease.release():
                 async with asyncio.timeout(SILENCE_S):
                     frame = await from_reader(framed)
