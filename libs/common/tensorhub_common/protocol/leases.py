@@ -79,6 +79,8 @@ class LeaseRefusal(msgspec.Struct, frozen=True, kw_only=True, tag="no"):
     reason: str
     is_early: bool = False
     """It may hold it soon: ask again."""
+    is_final: bool = False
+    """This reader will never get it there: leave the source out for all of the read."""
 
 
 class DigestsRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -46,6 +46,10 @@ class LeaseUnavailable(TensorHubError):
     """The source can't be read from, for the reason given."""
 
 
+class NeverLent(LeaseUnavailable):
+    """This reader will never get a lease there."""
+
+
 class LeaseClient:
     """Asks for the leases of one job's reads."""
 
@@ -69,7 +73,7 @@ class LeaseClient:
             # Who crosses for the site may begin later than the reader. The core says how long that is worth waiting,
             # and the source has held the question before it answered so.
             if not (effect.share.crosses and answer.is_early):
-                raise LeaseUnavailable(answer.reason)
+                raise (NeverLent if answer.is_final else LeaseUnavailable)(answer.reason)
 
     def _question(self, effect: RequestLease, reader: SourceId, *, hold_s: float, again: str) -> LeaseRequest:
         return LeaseRequest(

@@ -133,7 +133,7 @@ class LeaseService:
             # Nothing over another transport would ever give the memory back.
             return LeaseRefusal(reason="memory is mapped over the transport local alone")
         if question.mapped and (why := self._why_not_lent(question)):
-            return LeaseRefusal(reason=why)
+            return LeaseRefusal(reason=why, is_final=True)
         if self._waits_for_patches(question, name):
             return None
         answer = self._core.lease_asked(question, name, ticket, endpoint, self._loop.time())

@@ -423,6 +423,8 @@ class SourceLost(msgspec.Struct, frozen=True):
     key: ShardKey
     source: int
     reason: str
+    is_final: bool = False
+    """It will never serve this reader."""
 
 
 class SourceClosed(msgspec.Struct, frozen=True):

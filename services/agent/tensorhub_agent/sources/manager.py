@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine
 from typing import Final
 
 from tensorhub_agent.compute.spans import Spans
-from tensorhub_agent.control.lease_client import HOLD_S, HeldLease, LeaseClient
+from tensorhub_agent.control.lease_client import HOLD_S, HeldLease, LeaseClient, NeverLent
 from tensorhub_agent.control.program_cache import ProgramCache
 from tensorhub_agent.core.effects import (
     AvailabilityReceived,
@@ -158,7 +158,7 @@ class SourceManager:
         try:
             grant, (digests, sizes), session = await self._let_in(effect, reader, headers)
         except TensorHubError as why:
-            self._tell(SourceLost(key, number, str(why)))
+            self._tell(SourceLost(key, number, str(why), is_final=isinstance(why, NeverLent)))
             return
         source = self._open.get((key, number))
         if source is None or source.closing:
@@ -227,7 +227,7 @@ class SourceManager:
         if isinstance(session, MappedSession) and session.device != effect.device:
             # An agent of an older release does not know that it was asked for a GPU's.
             await session.close()
-            raise TransportLost(f"it lends memory of {session.device or 'the host'}, which is not what was asked for")
+            raise NeverLent(f"it lends memory of {session.device or 'the host'}, which is not what was asked for")
         return grant, about, session
 
     async def _await_units(self, effect: RequestLease, program: NumberedProgram) -> None:

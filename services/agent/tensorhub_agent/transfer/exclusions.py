@@ -2,7 +2,8 @@
 
 A source that was silent or slow is a suspect. It is left out while another source can serve, and readmitted when none
 can. A source that refused or went away has failed. It is readmitted only where the log still counts a holder and no
-other source is left, with growing pauses. A source that sent wrong bytes is never used again in the read.
+other source is left, with growing pauses. A source that sent wrong bytes, or that can't serve this reader at all, is
+never used again in the read.
 """
 
 from collections import Counter
@@ -30,7 +31,7 @@ class Exclusions:
         self._failed[source] = None
 
     def exclude_for_good(self, source: SourceId) -> None:
-        """Never use it again in this read: its bytes were wrong."""
+        """Never use it again in this read: its bytes were wrong, or it can't serve this reader."""
         self.fail(source)
         self._wrong[source] = None
 
@@ -49,7 +50,7 @@ class Exclusions:
         return some
 
     def readmit_failed(self) -> bool:
-        """Let all come back but those whose bytes were wrong; says whether there may be any to read from then."""
+        """Let all come back but those left out for good; says whether there may be any to read from then."""
         others = len(self._failed) > len(self._wrong)
         self._failed = dict(self._wrong)
         return others or not self._wrong

@@ -239,12 +239,18 @@ class Transfer:
             self.pool.folded(number, partials)
         self._advance(now)
 
-    def lost(self, number: int, reason: str, now: float) -> None:
-        """Leave a source out. What it has under way is asked for elsewhere only once it is closed."""
+    def lost(self, number: int, reason: str, now: float, *, is_final: bool = False) -> None:
+        """Leave a source out. What it has under way is asked for elsewhere only once it is closed.
+
+        `is_final`: it is not tried again in this transfer, also where no other one is left.
+        """
         source = self.sources.get(number)
         if source is None or source.phase in (SourcePhase.CLOSING, SourcePhase.CLOSED):
             return
-        self.pool.exclusions.fail(source.share.source)
+        if is_final:
+            self.pool.exclusions.exclude_for_good(source.share.source)
+        else:
+            self.pool.exclusions.fail(source.share.source)
         self.pool.close(source, reason)
         self._advance(now)
 

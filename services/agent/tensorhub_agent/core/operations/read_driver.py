@@ -285,7 +285,7 @@ class ReadDriver:
             case LeaseConfirmed():
                 transfer.confirmed(outcome.source, outcome.holds, now)
             case SourceLost():
-                transfer.lost(outcome.source, outcome.reason, now)
+                transfer.lost(outcome.source, outcome.reason, now, is_final=outcome.is_final)
             case SourceClosed():
                 transfer.closed(outcome.source, now)
 
