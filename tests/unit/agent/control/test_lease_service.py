@@ -1,6 +1,7 @@
 """Questions for leases: who waits for a delta that is being made, and who is answered at once."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from msgspec.structs import replace
 
 from tensorhub_agent.control import lease_service
 from tensorhub_agent.control.lease_service import LeaseService, PendingLeaseRequests
+from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_common.protocol.leases import LeaseRefusal, LeaseRequest
 from tensorhub_common.protocol.plans import SourceId
 from tensorhub_common.runtime.supervision import Supervisor
@@ -24,6 +26,7 @@ class Agent:
 
     def __init__(self, *, is_made: bool = False) -> None:
         self.is_made, self.answered = is_made, 0
+        self.shards: dict[ShardKey, Any] = {}
         self.postponed = PendingLeaseRequests()
 
     def is_coming(self, _: object, base: str, root: str) -> bool:
@@ -83,3 +86,26 @@ async def test_memory_is_mapped_over_the_local_transport_alone() -> None:
     answer = await agent.asked(replace(ASK, mapped=True))
     assert "mapped over the transport local" in answer.reason
     assert agent.answered == 0
+
+
+@pytest.mark.parametrize(
+    ("device", "origin", "asked", "reason"),
+    [
+        ("", 0, "", ""),
+        ("GPU-1", 0, "GPU-1", ""),
+        ("", 4096, "", "a copy in a file on disk"),
+        ("GPU-1", 0, "GPU-2", "in the memory of GPU-1, and the reader maps that of GPU-2 alone: register the reader"),
+        ("GPU-1", 0, "", "that of the host alone: register the reader with memory='GPU-1', or with install='in-place'"),
+        ("", 0, "GPU-1", "that of GPU-1 alone: register the reader with memory='host', or with install='in-place'"),
+    ],
+)
+async def test_only_memory_of_the_readers_own_kind_is_mapped_and_a_refusal_is_final(
+    device: str, origin: int, asked: str, reason: str
+) -> None:
+    agent = Agent(is_made=True)
+    agent.shards[ShardKey("policy", "trainer", 0)] = SimpleNamespace(
+        segment=SimpleNamespace(device=device, origin=origin)
+    )
+    answer = await agent.asked(replace(ASK, mapped=True, transport="local", device=asked))
+    assert reason in answer.reason
+    assert (answer.is_final, agent.answered) == (bool(reason), not reason)

@@ -34,6 +34,7 @@ from tensorhub_agent.sources import source_watch
 from tensorhub_agent.sources.manager import SourceManager
 from tensorhub_agent.sources.source_watch import SourceWatch
 from tensorhub_agent.transports.base import TransportLost, TransportSilent
+from tensorhub_agent.transports.local.session import MappedSession
 from tensorhub_common.bus.errors import NoAnswer, NoResponder
 from tensorhub_common.layout.layout import TensorEntry, layout_of, pieces
 from tensorhub_common.programs.numbered_program import NumberedProgram
@@ -233,6 +234,38 @@ async def test_a_core_that_fails_ends_the_agent_and_loses_no_source() -> None:
         it.sources.open(REQUEST, ME)
         await it.faults.get()
         assert it.told.empty()
+
+
+@pytest.mark.parametrize("is_final", [False, True])
+async def test_a_refusal_that_is_final_is_told_as_such(*, is_final: bool) -> None:
+    async with scene(answers=lambda *_: LeaseRefusal(reason="it is in other memory", is_final=is_final)) as it:
+        it.sources.open(REQUEST, ME)
+        assert (await it.expect(SourceLost)).is_final == is_final
+
+
+async def test_an_older_agent_that_lends_other_memory_than_a_gpus_is_left_for_good() -> None:
+    """It does not know the field of the question that names the GPU."""
+    closed: list[str] = []
+
+    async def close() -> None:
+        closed.append("")
+
+    lent: Any = object.__new__(MappedSession)
+    lent.device, lent.close = "", close
+
+    async def opened(*_: object, **__: object) -> Any:
+        return lent
+
+    async with scene() as it:
+        it.open = opened  # type: ignore[method-assign]
+        it.sources.open(replace(REQUEST, mapped=True, device="GPU-1"), ME)
+        lost = await it.expect(SourceLost)
+        assert (lost.is_final, lost.reason, len(closed)) == (
+            True,
+            "it lends memory of the host, which is not what was asked for",
+            1,
+        )
+        assert (await it.requests.get()).device == "GPU-1"
 
 
 async def test_a_page_of_digests_that_can_not_be_read_loses_its_source_at_once() -> None:

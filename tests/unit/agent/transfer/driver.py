@@ -191,8 +191,8 @@ class Driven:
         self.transfer.confirmed(number, holds, self.now)
         return self.take()
 
-    def lost(self, number: int, reason: str = "gone") -> TransferActions:
-        self.transfer.lost(number, reason, self.now)
+    def lost(self, number: int, reason: str = "gone", *, is_final: bool = False) -> TransferActions:
+        self.transfer.lost(number, reason, self.now, is_final=is_final)
         return self.take()
 
     def closed(self, number: int) -> TransferActions:

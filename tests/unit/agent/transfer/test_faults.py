@@ -260,6 +260,15 @@ def test_a_source_that_has_failed_is_no_suspect_any_more() -> None:
     assert driven.left_out == (source_id("a"),)
 
 
+@pytest.mark.parametrize("is_final", [False, True])
+def test_a_source_that_will_never_serve_is_not_tried_again_though_the_log_counts_it(*, is_final: bool) -> None:
+    driven, [bad, _] = reading(share("a", (0, 3)), share("b", (3, 3)))
+    driven.lost(bad, "it is in other memory", is_final=is_final)
+    driven.refused(HELD)
+    assert driven.transfer.pool.exclusions.readmit_failed() == (not is_final)
+    assert driven.left_out == ((source_id("a"),) if is_final else ())
+
+
 # Slow ones.
 
 
