@@ -47,7 +47,7 @@ class LeaseUnavailable(TensorHubError):
 
 
 class NeverLent(LeaseUnavailable):
-    """This reader will never get a lease there."""
+    """The source will never give this reader a lease."""
 
 
 class LeaseClient:

@@ -262,7 +262,7 @@ async def test_a_welcome_without_its_memory_lets_nobody_in(
     """Without a descriptor, or with a descriptor of less memory than said."""
 
     async def other(framed: FramedSocket, frame: LeaseMessage, *fds: int) -> None:
-        changed = {"frame": frame, "fds": fds} | (change if isinstance(frame, Welcome) else {})
+        changed: dict[str, Any] = {"frame": frame, "fds": fds} | (change if isinstance(frame, Welcome) else {})
         await send(framed, changed["frame"], *changed["fds"])
 
     monkeypatch.setattr(transport, "send", other)

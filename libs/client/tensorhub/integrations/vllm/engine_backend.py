@@ -1,10 +1,10 @@
 """The engine's side: each of vLLM's workers loads a version out of hub memory of its host. I/O.
 
 A worker maps the memory of a replica that holds the version on this host: the one of the runner beside the server, or
-a trainer's. The bytes there are verified, and while they are mapped nobody overwrites them, whatever becomes of the
-runner (installs.py). vLLM's own loader takes from them what the worker's rank needs, and converts, quantises and
-repacks it as it does with a checkpoint. So the ranks of a host have one copy in hub memory between them, and a byte
-crosses the network once for each host.
+a trainer's, which may be memory of the worker's own GPU. The bytes there are verified, and while they are mapped nobody
+overwrites them, whatever becomes of the runner (installs.py). vLLM's own loader takes from them what the worker's rank
+needs, and converts, quantises and repacks it as it does with a checkpoint. So the ranks of a host have one copy in hub
+memory between them, and a byte crosses the network once for each host.
 
 Invariant: the model is written only once a whole, verified version is mapped. An error after that leaves the model with
 parts of two versions; then vLLM has said so to the caller, and the next update writes all of it again.
@@ -46,6 +46,9 @@ class HubInitInfo(WeightTransferInitInfo):
     """The name that this server's workers have in the hub, each with its rank behind it."""
     agent: str | None = None
     """This host's agent: its socket's path. None: as `tensorhub.connect` finds it."""
+    memory: str = "host"
+    """What each worker maps: memory of the "host", or with "device" that of its own GPU, where a replica has it. Then
+    the model is loaded from there by copies within the GPU."""
 
 
 @dataclass
@@ -78,6 +81,7 @@ class HubWeights(WeightTransferEngine[HubInitInfo, HubUpdateInfo]):
             replica=f"{init_info.replica}-rank-{rank}",
             spot=True,
             install="mapped",
+            memory=init_info.memory,
         )
 
     def start_weight_update(self) -> None:

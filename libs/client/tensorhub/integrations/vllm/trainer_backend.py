@@ -7,7 +7,8 @@
 
 Every `send_weights` publishes the next version. Engines with a runner beside them follow it by themselves. A client for
 one more server may be given: its workers then load the version out of the memory of a replica on their host, and
-`send_weights` returns when they have.
+`send_weights` returns when they have. A trainer on the server's own GPU has `memory="device"` and
+`server_memory="device"`: the workers map what it publishes, and no byte passes through the host.
 """
 
 from dataclasses import dataclass, field
@@ -41,10 +42,14 @@ class HubTrainerInfo(TrainerInitInfo):
     """The name of this copy of the model."""
     agent: str | None = None
     """This host's agent: its socket's path. None: as `tensorhub.connect` finds it."""
+    memory: str = field(default="host", kw_only=True)
+    """Where versions are published: in memory of the "host", or with "device" of this trainer's GPU."""
     server_replica: str = field(default="vllm", kw_only=True)
     """The name that the workers of the client's server have in the hub."""
     server_agent: str | None = field(default=None, kw_only=True)
     """The agent of the server's host: its socket's path there. None: as `tensorhub.connect` finds it."""
+    server_memory: str = field(default="host", kw_only=True)
+    """What the server's workers map: memory of their "host", or with "device" of their own GPU."""
 
 
 class HubTrainer(TrainerWeightTransferEngine[HubTrainerInfo]):
@@ -62,7 +67,7 @@ class HubTrainer(TrainerWeightTransferEngine[HubTrainerInfo]):
         if info.is_sender:
             self._hub = tensorhub.connect(job=info.job, agent=info.agent)
             specs = {each.name: tensorhub.TensorSpec(each.shape, each.dtype) for each in source.metadata()}
-            self._shard = self._hub.register(info.model, specs, replica=info.replica)
+            self._shard = self._hub.register(info.model, specs, replica=info.replica, memory=info.memory)
         self._is_server_ready = False
 
     @classmethod
@@ -97,7 +102,13 @@ class HubTrainer(TrainerWeightTransferEngine[HubTrainerInfo]):
     def _update_server(self) -> None:
         if not self._is_server_ready:
             info = self._info
-            place = {"job": info.job, "model": info.model, "replica": info.server_replica, "agent": info.server_agent}
+            place = {
+                "job": info.job,
+                "model": info.model,
+                "replica": info.server_replica,
+                "agent": info.server_agent,
+                "memory": info.server_memory,
+            }
             self.client.init_weight_transfer_engine(place)
             self._is_server_ready = True
         version = self.version
