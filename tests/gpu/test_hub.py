@@ -11,13 +11,15 @@ import torch
 import torch.distributed as dist
 from tests.kit import shardings
 from tests.kit.hubs import RunningHub, new_job, running_hub
-from tests.kit.tensors import assert_same_bytes
+from tests.kit.processes import WorkerError
+from tests.kit.tensors import assert_same_bytes, specs_of
 from tests.kit.waiting import until
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import tensorhub
+from tensorhub import AgentUnavailable, DrainTimeout
 from tensorhub.arguments import Install
 from tensorhub_common.devices.cuda import CudaDevice, cuda_device
 
@@ -184,6 +186,98 @@ async def test_sync_and_async_engines_follow_one_trainer(hub: RunningHub) -> Non
                 for engine in engines:
                     assert engine.update(wait_s=WAIT_S) == version
                     assert engine.tensors["w"].unique().tolist() == [float(version)]
+
+
+async def test_a_mapped_engine_shows_its_trainers_memory_and_keeps_it_until_its_kernels_are_done(
+    hub: RunningHub,
+) -> None:
+    """The engine drops its tensors while what reads them is queued on a stream of its own behind a long wait."""
+    async with hub.connected() as (here, there):
+        given = values(0)
+        trainer = await registered(here, "trainer", given, "device")
+        engine = await registered(there, "engine", zeros(given), "device", "mapped")
+        await trainer.publish()
+        stream = torch.cuda.Stream()
+        for version in range(1, 6):
+            assert await engine.replicate(timeout_s=WAIT_S) == version
+            assert all(tensor.is_cuda for tensor in engine.tensors.values() if tensor.numel())
+            assert_same_bytes(engine.tensors, given)
+            before = dict(given)
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(500_000_000)
+                seen = {name: tensor.clone() for name, tensor in engine.tensors.items()}
+            engine.let_go()
+            given = values(version)
+            async with trainer.overwriting(publish=True, timeout_s=WAIT_S) as mine:
+                for name, tensor in mine.items():
+                    tensor.copy_(given[name])
+            stream.synchronize()
+            assert_same_bytes(seen, before)
+        await engine.release()
+
+
+async def test_mapping_takes_no_memory_and_a_staged_trainer_need_not_wait(hub: RunningHub) -> None:
+    async with hub.connected() as (here, there):
+        trainer = await registered(here, "trainer", {"w": torch.zeros(1 << 28, device="cuda")}, "device", "staged")
+        engine = await there.register(
+            "m", specs_of(trainer.tensors), replica="engine", memory="device", install="mapped", timeout_s=WAIT_S
+        )
+        for version in range(1, 6):
+            async with trainer.overwriting(publish=True, timeout_s=WAIT_S) as mine:
+                mine["w"].fill_(version)
+            if version > 1:
+                assert engine.tensors["w"].unique().tolist() == [version - 1.0], "until the engine updates"
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            taken = device_process_bytes()
+            assert await engine.update(timeout_s=WAIT_S) == version
+            assert device_process_bytes() <= taken + 64 * 2**20
+        engine.let_go()
+        await engine.release()
+
+
+@pytest.mark.parametrize("ends", ["is killed", "writes"])
+async def test_a_process_that_maps_the_trainers_memory_ends(hub: RunningHub, ends: str) -> None:
+    """One that is killed lets go; a write is a fault of that process, and changes no byte."""
+    job = new_job()
+    async with hub.connected(job) as (here, _):
+        trainer = await registered(here, "trainer", {"w": torch.full((1000,), 1.0, device="cuda")}, "device")
+        await trainer.publish(1)
+        async with hub.worker(job, 1) as reader:
+            await reader.ask("register_full", "m", "engine", 1000, 0.0, {"install": "mapped", "memory": "device"})
+            assert await reader.ask("replicate", "engine") == 1
+            assert await reader.ask("shown", "engine") == [1.0]
+            with pytest.raises(DrainTimeout, match="still mapped"):
+                await trainer.unpublish(timeout_s=1)
+            if ends == "writes":
+                # It is queued: the call behind it tells of the fault at the latest.
+                with pytest.raises(WorkerError):
+                    for order in (("fill", "engine", 9.0), ("shown", "engine")):
+                        await reader.ask(*order)
+                assert trainer.tensors["w"].unique().tolist() == [1.0]
+        async with trainer.overwriting(publish=True, timeout_s=WAIT_S) as mine:
+            mine["w"].fill_(2)
+        assert trainer.tensors["w"].unique().tolist() == [2.0]
+
+
+async def test_what_is_mapped_outlives_its_holders_agent(hub: RunningHub) -> None:
+    async with hub.connected() as (here, there):
+        trainer = await registered(here, "trainer", {"w": torch.full((1 << 20,), 1.0, device="cuda")}, "device")
+        engine = await registered(there, "engine", {"w": torch.zeros(1 << 20, device="cuda")}, "device", "mapped")
+        await trainer.publish(1)
+        await engine.replicate()
+        killed = hub.kill("agent-0")
+        await hub.until_back("agent-0", killed)
+        with pytest.raises(AgentUnavailable, match="register it again"):
+            await trainer.unpublish(timeout_s=WAIT_S)
+        again = await registered(here, "trainer", dict(trainer.tensors), "device")
+        async with again.overwriting(publish=True, version=2, timeout_s=WAIT_S) as mine:
+            mine["w"].fill_(2)
+        assert engine.tensors["w"].unique().tolist() == [1.0]
+        assert await engine.replicate(2, timeout_s=WAIT_S) == 2
+        assert engine.tensors["w"].unique().tolist() == [2.0]
+        engine.let_go()
+        await engine.release()
 
 
 def device_process_bytes() -> int:

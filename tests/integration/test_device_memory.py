@@ -137,8 +137,6 @@ async def test_a_worker_that_comes_back_finds_its_version(hub: RunningHub) -> No
 
 async def test_what_is_not_possible_is_refused_in_one_sentence(hub: RunningHub) -> None:
     async with hub.connected() as (here, _):
-        with pytest.raises(LayoutMismatch, match="mapped by no other worker: take install='staged'"):
-            await registered(here, "a", full(1), GPU, "mapped")
         with pytest.raises(ValueError, match="memory is 'gpu'; possible are 'host', 'device', or the UUID of a GPU"):
             await registered(here, "a", full(1), "gpu")
         with pytest.raises(tensorhub.TensorHubError, match="no fake device 99"):

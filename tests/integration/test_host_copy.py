@@ -306,7 +306,7 @@ async def test_tensors_of_both_kinds_are_one_shard(hub: RunningHub, gpu: FakeGpu
 
 async def test_what_is_not_possible_is_refused_in_one_sentence(hub: RunningHub, gpu: FakeGpu) -> None:
     async with hub.connected() as (here, _):
-        with pytest.raises(LayoutMismatch, match=r"they show their own memory; take 'in-place' or 'staged'"):
+        with pytest.raises(LayoutMismatch, match=r"they show their own memory; take memory='device' to map"):
             await here.register("m", gpu.put_all(weights(1)), replica="a", install="mapped")
         both = {"a": gpu.put(torch.zeros(10)), "b": torch.zeros(3)}
         with pytest.raises(LayoutMismatch, match="some, as 'b', are not: those would change before the others"):
