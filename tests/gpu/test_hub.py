@@ -11,6 +11,7 @@ import pytest_asyncio
 import torch
 import torch.distributed as dist
 from tests.kit import shardings
+from tests.kit.fake_vllm_modules import FakeModel, backends_over_fakes, worker_of
 from tests.kit.hubs import RunningHub, new_job, running_hub
 from tests.kit.processes import WorkerError
 from tests.kit.tensors import assert_same_bytes, specs_of
@@ -280,6 +281,28 @@ async def test_what_is_mapped_outlives_its_holders_agent(hub: RunningHub) -> Non
         assert engine.tensors["w"].unique().tolist() == [2.0]
         engine.let_go()
         await engine.release()
+
+
+async def test_a_worker_of_vllm_maps_and_loads_out_of_the_memory_of_its_gpu(
+    hub: RunningHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """VLLM's modules are fake, and its loader copies on the current stream."""
+    job = new_job()
+    with backends_over_fakes(monkeypatch) as (backend, _):
+        async with hub.connected(job) as (here, _):
+            trainer = await registered(here, "trainer", {"w": torch.zeros(1 << 22, device="cuda")}, "device")
+            model = FakeModel((1 << 22,), []).cuda()
+            worker = worker_of(backend, model, device="cuda")
+            monkeypatch.setenv("TENSORHUB_DIR", str(hub.directory))
+            info = backend.HubInitInfo(job, "m", "vllm", agent=str(hub.file.agents[1].socket), memory="device")
+            for version in (1, 2, 3):
+                async with trainer.overwriting(publish=True, timeout_s=WAIT_S) as mine:
+                    mine["w"].fill_(version)
+                if version == 1:
+                    await asyncio.to_thread(worker.init_transfer_engine, info)
+                await asyncio.to_thread(worker.receive_weights, backend.HubUpdateInfo(version))
+                assert model.w.unique().tolist() == [version]
+            await asyncio.to_thread(worker.shutdown)
 
 
 def device_process_bytes() -> int:

@@ -7,11 +7,13 @@ waited for, or when chance has it.
 import asyncio
 import ctypes
 import signal
+from pathlib import Path
 
 import pytest
 import torch
 from tests.bounds import WAIT_S
 from tests.integration.test_device_memory import GPU, OTHER, of_every_dtype
+from tests.kit.fake_vllm_modules import FakeModel, backends_over_fakes, worker_of
 from tests.kit.hubs import RunningHub, new_job
 from tests.kit.tensors import assert_same_bytes, full, shown, write
 from tests.kit.waiting import until
@@ -50,6 +52,10 @@ async def end(engine: tensorhub.AsyncShard) -> None:
 async def overwrite(shard: tensorhub.AsyncShard, value: float) -> None:
     async with shard.overwriting(publish=True, timeout_s=WAIT_S):
         write(shard, full(value))
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def queue_read(tensor: torch.Tensor, seen: list[float]) -> None:
@@ -177,14 +183,42 @@ async def test_what_is_queued_reads_the_version_that_it_was_queued_for(hub: Runn
     async with hub.connected() as (here, there):
         trainer, engine = await trainer_at(here), await engine_at(there)
         await trainer.publish()
+        opened = []
         for version in range(1, 9):
             assert await engine.replicate(timeout_s=WAIT_S) == version
+            opened.append(open_files())
             seen: list[float] = []
             queue_read(engine.tensors["w"], seen)
             engine.let_go()
             await overwrite(trainer, version + 1)
             assert seen == [float(version)]
+        assert opened[-1] <= opened[1]
         await end(engine)
+
+
+async def test_a_worker_of_vllm_loads_out_of_the_memory_of_its_gpu(
+    hub: RunningHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And its trainer, which has one memory, is held up for no longer than the load takes."""
+    job = new_job()
+    with backends_over_fakes(monkeypatch) as (backend, _):
+        async with hub.connected(job) as (here, _):
+            trainer = await trainer_at(here)
+            await trainer.publish()
+            model = FakeModel((1000,), [])
+            worker = worker_of(backend, model)
+            monkeypatch.setenv("TENSORHUB_DIR", str(hub.directory))
+            info = backend.HubInitInfo(job, "m", "vllm", agent=str(hub.file.agents[1].socket), memory=GPU)
+            await asyncio.to_thread(worker.init_transfer_engine, info)
+            for version in (1, 2, 3):
+                await asyncio.to_thread(worker.receive_weights, backend.HubUpdateInfo(version))
+                assert model.w.unique().tolist() == [version]
+                await overwrite(trainer, version + 1)
+            await trainer.unpublish(timeout_s=WAIT_S)
+            with pytest.raises(VersionUnavailable):
+                await asyncio.to_thread(worker.receive_weights, backend.HubUpdateInfo(4))
+            assert model.w.unique().tolist() == [3]
+            await asyncio.to_thread(worker.shutdown)
 
 
 @pytest.mark.parametrize("ends", ["writes", "is killed"])

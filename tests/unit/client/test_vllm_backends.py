@@ -3,73 +3,23 @@
 Tests with vLLM itself stand in tests/integrations.
 """
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from importlib import import_module
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from tests.kit.fake_vllm_modules import FakeModel, backends_over_fakes, worker_of
 
 import tensorhub
 from tensorhub import TensorSpec, VersionUnavailable
 
 
-class _Generic:
-    def __class_getitem__(cls, _: object) -> type:
-        return cls
-
-
-@dataclass
-class _Info:
-    """What vLLM's own dataclasses of this kind are: nothing."""
-
-
-class _Trainer(_Generic):
-    def __init__(self, *, client: Any, source: Any, is_sender: bool) -> None:
-        self.client, self.source = client, source
-        assert is_sender
-
-
-MODULES: dict[str, dict[str, Any]] = {
-    "vllm.distributed.weight_transfer.base": {
-        "WeightTransferEngine": _Generic,
-        "WeightTransferInitInfo": _Info,
-        "WeightTransferUpdateInfo": _Info,
-        "TrainerInitInfo": type("TrainerInitInfo", (), {"is_sender": True}),
-        "TrainerWeightTransferEngine": _Trainer,
-        "VLLMWeightSyncClient": object,
-        "WeightSource": object,
-    },
-    "vllm.model_executor.layers.vocab_parallel_embedding": {"UnquantizedEmbeddingMethod": object},
-    "vllm.model_executor.model_loader.reload": {
-        "initialize_layerwise_reload": lambda model: model.said.append("begins"),
-        "finalize_layerwise_reload": lambda model, _: model.said.append("ends"),
-    },
-    "vllm.platforms": {"current_platform": SimpleNamespace(is_cpu=lambda: False)},
-}
-
-
 @pytest.fixture
 def backends(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
-    """Import both backends over fake modules of vLLM."""
-    for name, found in MODULES.items():
-        parts = name.split(".")
-        for end in range(1, len(parts) + 1):
-            dotted = ".".join(parts[:end])
-            if dotted not in sys.modules or end == len(parts):
-                monkeypatch.setitem(sys.modules, dotted, ModuleType(dotted))
-        vars(sys.modules[name]).update(found)
-    here = "tensorhub.integrations.vllm"
-    for name in (f"{here}.engine_backend", f"{here}.trainer_backend"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    yield import_module(f"{here}.engine_backend"), import_module(f"{here}.trainer_backend")
-    for name in (f"{here}.engine_backend", f"{here}.trainer_backend"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    with backends_over_fakes(monkeypatch) as both:
+        yield both
 
 
 class Hub:
@@ -120,32 +70,12 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
     return hub
 
 
-class Model(nn.Module):
-    """A model whose loader tells when it loads."""
-
-    def __init__(self, said: list[Any]) -> None:
-        super().__init__()
-        self.w, self.said = nn.Parameter(torch.zeros(2, 3)), said
-
-    def load_weights(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> set[str]:
-        self.said.append(("load", [name for name, _ in tensors]))
-        return {"w"}
-
-
-def worker(engine_backend: Any, hub: Hub) -> Any:
-    made = engine_backend.HubWeights()
-    made.parallel_config = SimpleNamespace(rank=1)
-    made.model, made.device = Model(hub.said), torch.device("cpu")
-    made.model_config = SimpleNamespace(quantization=None)
-    return made
-
-
 @pytest.mark.parametrize(("given", "memory"), [({}, "host"), ({"memory": "device"}, "device")])
 def test_a_worker_maps_the_memory_that_it_is_told_of(
     backends: tuple[Any, Any], hub: Hub, given: dict[str, str], memory: str
 ) -> None:
     """Of the host, as runners beside a server want it, unless it is told of its GPU's."""
-    engine = worker(backends[0], hub)
+    engine = worker_of(backends[0], FakeModel((2, 3), hub.said), rank=1)
     engine.init_transfer_engine(backends[0].HubInitInfo(job="j", model="policy", replica="vllm", agent="/a", **given))
     assert hub.connected == {"job": "j", "agent": "/a"}
     assert hub.registered == {
@@ -156,7 +86,7 @@ def test_a_worker_maps_the_memory_that_it_is_told_of(
 def test_a_version_is_let_go_of_once_it_is_loaded_and_the_model_untouched_without_one(
     backends: tuple[Any, Any], hub: Hub
 ) -> None:
-    engine = worker(backends[0], hub)
+    engine = worker_of(backends[0], FakeModel((2, 3), hub.said), rank=1)
     with pytest.raises(RuntimeError, match="comes before"):
         engine.receive_weights(backends[0].HubUpdateInfo(version=3))
     engine.init_transfer_engine(backends[0].HubInitInfo(job="j", model="policy", replica="vllm", memory="device"))

@@ -1,16 +1,22 @@
 """Segments on a GPU: accounted, cleared, and there for as long as anybody has them."""
 
 import ctypes
+import mmap
 import os
+from pathlib import Path
 
 import pytest
 
+from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_agent.storage.device_segments import DeviceSegmentStore, DeviceStores
 from tensorhub_agent.storage.mapped_descriptors import close_all
 from tensorhub_agent.storage.mapping_cache import MappingCache
+from tensorhub_agent.storage.segments import SegmentStore
+from tensorhub_agent.storage.shard_store import ShardStores
 from tensorhub_common.devices.device import DeviceUnavailable
 from tensorhub_common.devices.fake import FakeDevice
 from tensorhub_common.errors import MemoryExhausted
+from tensorhub_common.layout.layout import TensorEntry, layout_of
 from tensorhub_common.runtime import segment_locks
 
 GRANULE = FakeDevice.granule_bytes
@@ -93,6 +99,17 @@ def test_who_is_lent_a_segment_holds_a_lock_that_outlives_its_descriptor_of_the_
     os.close(first[1])
     assert not segment.is_lent()
     os.close(reader)
+
+
+async def test_the_agent_of_a_mapped_shard_needs_to_see_nothing_of_the_gpu(tmp_path: Path) -> None:
+    stores = ShardStores(SegmentStore(tmp_path, "test-", 1 << 30), devices=DeviceStores("p-", 0))
+    layout = layout_of([TensorEntry("w", "float32", 4, (8,), (8,), (0,))])
+    key, device = ShardKey("policy", "engine", 0), "GPU-of-no-agent"
+    job = stores.of("run-7")
+    made = await job.make(key, 1, layout, "d", spot=False, incarnation=1, install="mapped", device=device)
+    assert (made.segment.device, made.segment.nbytes) == ("", mmap.PAGESIZE)
+    with pytest.raises(DeviceUnavailable):
+        await job.make(key, 1, layout, "d", spot=False, incarnation=1, install="staged", device=device)
 
 
 def test_segments_have_numbers_of_their_own(store: DeviceSegmentStore) -> None:
