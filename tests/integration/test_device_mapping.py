@@ -93,6 +93,18 @@ async def test_the_published_memory_is_mapped_and_its_bytes_are_the_publishers(h
         engine.let_go()
 
 
+async def test_a_shard_without_a_byte_is_mapped_too(hub: RunningHub) -> None:
+    async with hub.connected() as (here, there):
+        empty = {"e": torch.ones(0, 3)}
+        trainer = await here.register("m", empty, replica="trainer", memory=GPU)
+        engine = await there.register("m", empty, replica="engine", memory=GPU, install="mapped")
+        for version in (1, 2):
+            async with trainer.overwriting(publish=True, timeout_s=WAIT_S):
+                pass
+            assert await engine.update(timeout_s=WAIT_S) == engine.version == version
+        await end(engine)
+
+
 async def test_a_module_computes_with_its_trainers_memory(hub: RunningHub) -> None:
     async with hub.connected() as (here, there):
         model, engine_model = nn.Linear(8, 8), nn.Linear(8, 8)
