@@ -76,12 +76,6 @@ class StoredShard:
     """Why the manifest in the file is not the last one."""
 
     @property
-    def host_segment(self) -> Segment:
-        """The live segment of a shard in the host's memory, for what looks into its bytes or its file."""
-        assert isinstance(self.segment, Segment)
-        return self.segment
-
-    @property
     def target(self) -> AnySegment:
         """Where reads write to."""
         return self.spare or self.segment

@@ -22,7 +22,7 @@ from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_agent.storage.adoption import AdoptedShard, adopt
 from tensorhub_agent.storage.disk_segments import DiskSegmentStore
 from tensorhub_agent.storage.manifest import Manifest, manifest_path, save
-from tensorhub_agent.storage.segments import SegmentStore
+from tensorhub_agent.storage.segments import Segment, SegmentStore
 from tensorhub_agent.storage.shard_store import JobShardStore, StoredShard
 from tensorhub_common.errors import LayoutMismatch, MemoryExhausted
 from tensorhub_common.layout.layout import TensorEntry, layout_digest, layout_of, placements
@@ -64,6 +64,11 @@ def full(*_: object) -> None:
     raise MemoryExhausted("the disk is full")
 
 
+def on_host(place: StoredShard) -> Segment:
+    assert isinstance(place.segment, Segment)
+    return place.segment
+
+
 @dataclass
 class Copy:
     """A copy on the disk, with bytes in it that nobody has told of yet."""
@@ -77,7 +82,7 @@ class Copy:
     @property
     def path(self) -> Path:
         """Where the file stands, with its name or before it has that."""
-        named = self.place.host_segment.path
+        named = on_host(self.place).path
         return named if named.exists() else self.store.shm_dir / f"{self.place.segment.name}.part"
 
     async def wish(self) -> Keep:
@@ -125,13 +130,13 @@ async def copy(tmp_path: Path, pool: CopyPool) -> Copy:
     store = disk(tmp_path)
     shards = JobShardStore("run-7", SegmentStore(tmp_path, "tensorhub-hub-a-", MIB), store)
     place = await shards.make(KEY, 1, LAYOUT, layout_digest(LAYOUT), spot=False, incarnation=1, on_disk=True)
-    place.host_segment.view[:] = np.random.default_rng(1).bytes(place.segment.nbytes)
+    on_host(place).view[:] = np.random.default_rng(1).bytes(place.segment.nbytes)
     return Copy(tmp_path, pool, store, shards, place)
 
 
 async def test_the_file_is_one_that_any_library_reads(copy: Copy) -> None:
     await copy.fill()
-    segment = copy.place.host_segment
+    segment = on_host(copy.place)
     tensors = load_file(segment.path)
     for each, begin in zip(LAYOUT.tensors, placements(LAYOUT), strict=True):
         name = {"__metadata__": "__metadata___"}.get(each.name, each.name)
@@ -154,14 +159,14 @@ async def test_it_has_its_name_once_it_is_whole_and_on_the_disk(copy: Copy) -> N
     copy.shards.free(KEY)
     await copy.shards.files.idle()
     assert (files(copy.store), copy.store.account.total_bytes) == ([], 0)
-    copy.store.make_durable(copy.place.host_segment)
+    copy.store.make_durable(on_host(copy.place))
     assert files(copy.store) == []
 
 
 @pytest.mark.parametrize("settled", [True, False], ids=["named", "killed before it had its name"])
 async def test_a_whole_file_is_found_again(copy: Copy, *, settled: bool) -> None:
     await copy.fill(settled=settled)
-    held = bytes(copy.place.host_segment.view)
+    held = bytes(on_host(copy.place).view)
     [again] = await copy.found()
     assert (again.whole, again.manifest.version, again.manifest.replica) == (True, 12, KEY.replica)
     assert bytes(again.segment.view) == held
