@@ -381,3 +381,30 @@ async def test_shards_of_one_layout_and_dtype_become_those_of_another(
                 {name: tensor.cpu() for name, tensor in shard.tensors.items()},
                 {name: part[name][0].contiguous() for name in shard.tensors},
             )
+
+
+@pytest.mark.parametrize("install", ["in-place", "staged"])
+async def test_a_trainer_goes_on_in_its_memory_when_its_agent_is_killed(hub: RunningHub, install: Install) -> None:
+    async with hub.connected() as (here, there):
+        trainer = await registered(here, "trainer", zeros(values(0)), "device", install)
+        free: list[int] = []
+        for version in range(1, 4):
+            given = values(version)
+            async with trainer.overwriting(publish=True):
+                for name, tensor in trainer.tensors.items():
+                    tensor.copy_(given[name])
+            link, killed = here._session._link, hub.kill("agent-0")
+            epoch = link.epoch
+            await hub.until_back("agent-0", killed)
+            await until(lambda: link.epoch > epoch and trainer._attachment.handle is not None)  # noqa: B023 (it ends here)
+            await until(lambda: trainer.version == version)  # noqa: B023 (it ends here)
+            engine = await registered(there, f"engine-{version}", zeros(values(0)), "device")
+            assert await engine.replicate(version, timeout_s=WAIT_S) == version
+            assert_same_bytes(engine.tensors, given)
+            assert_same_bytes(trainer.tensors, given)
+            await engine.release()
+            del engine
+            gc.collect()
+            torch.cuda.synchronize()
+            free.append(torch.cuda.mem_get_info()[0])
+        assert free[-1] >= free[0] - (64 << 20), "each process of the agent has its context, and no more memory"

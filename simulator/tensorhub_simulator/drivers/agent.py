@@ -199,10 +199,15 @@ class OneAgent:
         self.calls += 1
         return self.called(key, make(call=self.calls, session=SESSION, deadline=self.now + 10.0, **more))
 
-    def begin_register(self, spec: ShardSpec, *, holds: int | None = None, partial: bool = False) -> int:
+    def begin_register(
+        self, spec: ShardSpec, *, holds: int | None = None, partial: bool = False, lent: bool = False
+    ) -> int:
         """Register a shard; the log has not answered."""
         self.calls += 1
-        call = CallRegister(call=self.calls, session=SESSION, deadline=self.now + 10.0, holds=holds, partial=partial)
+        deadline = self.now + 10.0
+        call = CallRegister(
+            call=self.calls, session=SESSION, deadline=deadline, holds=holds, partial=partial, lent=lent
+        )
         self.do(self.core.register(spec, call, self.now))
         return self.calls
 
@@ -216,11 +221,19 @@ class OneAgent:
         return key
 
     def hand_back(
-        self, replica: str, text: str, version: int | None, shard: int = 0, shards: int = 1, *, partial: bool = False
+        self,
+        replica: str,
+        text: str,
+        version: int | None,
+        shard: int = 0,
+        shards: int = 1,
+        *,
+        partial: bool = False,
+        lent: bool = False,
     ) -> ShardKey:
         """Register a shard whose memory the worker kept, with these bytes; the log has not taken what is offered."""
         key = self.key(replica, shard)
-        self.begin_register(spec_of(key, shards), holds=version, partial=partial)
+        self.begin_register(spec_of(key, shards), holds=version, partial=partial, lent=lent)
         self.log()
         digest = self.last(DigestMemory)
         if digest is not None:

@@ -36,6 +36,10 @@ class AgentCall:
         """Return the frame to send, when `left_s` of the bound remain and `spent_s` have gone."""
         return msgspec.structs.replace(self.asked, call=call, handle=handle, timeout_s=left_s)
 
+    def may_tear(self, install: str) -> bool:  # noqa: ARG002 (for those that override it)
+        """Tell whether the memory that the tensors show may have a part of a version until the answer."""
+        return False
+
     def holds(self, done: Done, now: int | None) -> int | None:
         """Return what the shard holds after this answer."""
         return now if done.version is None else done.version
@@ -94,6 +98,10 @@ class ReadRequest(AgentCall):
     """Join the replica's round."""
 
     asked: ReadCall
+
+    def may_tear(self, install: str) -> bool:
+        """Only a read in place writes there."""
+        return install == "in-place"
 
     def frame(self, call: int, handle: int, left_s: float, spent_s: float) -> ShardCall:
         """Return the frame to send: of a wish for newer what is left of its wait."""

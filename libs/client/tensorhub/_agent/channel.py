@@ -78,11 +78,14 @@ class AgentChannel:
         """Whether this process is a child of the one that made the link."""
         return os.getpid() != self._pid
 
-    def send(self, frame: Frame) -> None:
-        """Send a frame. Raises `ChannelLost` without a connection, `AgentUnavailable` when the agent doesn't read."""
+    def send(self, frame: Frame, *fds: int) -> None:
+        """Send a frame, and with it descriptors, which stay the caller's.
+
+        Raises `ChannelLost` without a connection, `AgentUnavailable` when the agent doesn't read.
+        """
         if self._connection is None:
             raise ChannelLost(self.reason)
-        self._connection.send(frame)
+        self._connection.send(frame, *fds)
 
     # ------------------------------------------------------------------------------------------------- dialling
 

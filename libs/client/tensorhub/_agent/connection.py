@@ -9,6 +9,7 @@ ended `on_end` has been called once, unless this side ended it, and nothing more
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -54,7 +55,7 @@ class Connection:
         self._framed = FramedSocket(sock, FRAME_BYTES_MAX)
         self._on_frame = on_frame
         self._on_end = on_end
-        self._unsent: asyncio.Queue[bytes] = asyncio.Queue()
+        self._unsent: asyncio.Queue[tuple[bytes, tuple[int, ...]]] = asyncio.Queue()
         self._unsent_bytes = 0
         self._open = True
         self._tasks = (
@@ -67,8 +68,11 @@ class Connection:
         """Whether neither side has ended it, as far as is known."""
         return self._open
 
-    def send(self, frame: Frame) -> None:
-        """Send a frame, after all earlier ones. On a connection that has ended nothing happens: `on_end` was called."""
+    def send(self, frame: Frame, *fds: int) -> None:
+        """Send a frame, after all earlier ones, and with it descriptors, which stay the caller's.
+
+        On a connection that has ended nothing happens: `on_end` was called.
+        """
         body = _encode(frame)
         if len(body) > FRAME_BYTES_MAX:
             raise AgentUnavailable(
@@ -80,13 +84,16 @@ class Connection:
             )
         if self._open:
             self._unsent_bytes += len(body)
-            self._unsent.put_nowait(body)
+            self._unsent.put_nowait((body, tuple(os.dup(fd) for fd in fds)))
 
     async def _write(self) -> None:
         try:
             while True:
-                body = await self._unsent.get()
-                await self._framed.send(body)
+                body, fds = await self._unsent.get()
+                try:
+                    await self._framed.send(body, *fds)
+                finally:
+                    _close_all(fds)
                 self._unsent_bytes -= len(body)
                 self._unsent.task_done()
         except TensorHubError as error:
@@ -100,15 +107,18 @@ class Connection:
 
     def push(self) -> None:
         """Send what waits, as far as the socket takes it at once: the event loop turns no more."""
-        while self._open and not self._unsent.empty() and self._framed.send_now(self._unsent.get_nowait()):
-            pass
+        while self._open and not self._unsent.empty():
+            body, fds = self._unsent.get_nowait()
+            _close_all(fds)
+            if fds or not self._framed.send_now(body):
+                return
 
     async def _read(self) -> None:
         try:
             while True:
                 body = await self._framed.receive()
                 frame = _frames.decode(body)
-                count = frame.descriptors if isinstance(frame, Mapped) else int(isinstance(frame, WITH_FD))
+                count = frame.descriptors if isinstance(frame, WITH_FD) else 0
                 self._on_frame(frame, tuple(self._framed.take_fd() for _ in range(count)))
         except TensorHubError as error:
             self._end(str(error))
@@ -137,12 +147,19 @@ class Connection:
         for task in self._tasks:
             if task is not asyncio.current_task():
                 task.cancel()
+        while not self._unsent.empty():
+            _close_all(self._unsent.get_nowait()[1])
         self._framed.close()
 
     def abandon(self) -> None:
         """In a child of `fork`: close its copy of the socket, which would hide the parent's end, and touch no loop."""
         self._open = False
         self._socket.close()
+
+
+def _close_all(fds: tuple[int, ...]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 async def dial(

@@ -6,7 +6,6 @@ shard was registered there; what the agent says is taken in the order in which i
 
 import asyncio
 import itertools
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 from tensorhub._agent.call_spans import Tracing
 from tensorhub._agent.calls import UNSENT, AgentCall, ReadRequest, ReleaseRequest, UnpublishRequest
 from tensorhub._agent.channel import AgentChannel, ChannelLost
-from tensorhub._agent.shards import AttachedShard, ShardSpec, ShardTable
+from tensorhub._agent.shards import AttachedShard, ShardSpec, ShardTable, close_all
 from tensorhub.errors import closed_error
 from tensorhub_common.errors import AgentUnavailable, NotPublished, ReplicaConflict, TensorHubError, from_code
 from tensorhub_common.observability import logs
@@ -30,6 +29,7 @@ from tensorhub_common.protocol.worker import (
     Failed,
     FromAgent,
     HoldingChanged,
+    Kept,
     Mapped,
     Progress,
     Registered,
@@ -190,11 +190,20 @@ class AgentSession:
             left_s = max(0.0, deadline - self._loop.time())
             pending = _Pending(self._loop.create_future(), attachment)
             end = self._loop.time() + bound_of(left_s).end_s
-            await self._send(pending, lambda number: attachment.spec.call(number, left_s), timeout_s, end)
+            await self._send(pending, lambda number: self._registration(attachment, number, left_s), timeout_s, end)
         finally:
             self._turns.release()
         if attachment.lost is not None:
             raise attachment.lost
+
+    def _registration(self, attachment: AttachedShard, number: int, left_s: float) -> Call:
+        """Return the frame that registers a shard, once the memory that this process keeps for it was sent ahead."""
+        for kept in attachment.kept if self.agent.takes_kept else ():
+            is_live, count = kept.segment == attachment.live, len(kept.fds)
+            frame = Kept(call=number, segment=kept.segment, is_live=is_live, descriptors=count)
+            self._link.send(frame, *kept.fds)
+        holds = attachment.version if attachment.is_whole else None
+        return attachment.spec.call(number, left_s, holds=holds, partial=not attachment.is_whole)
 
     async def _take_turn(self, attachment: AttachedShard, deadline: float) -> None:
         """Wait until one of the turns is free. Raises `AgentUnavailable` at the deadline."""
@@ -250,6 +259,8 @@ class AgentSession:
             def frame(number: int, handle: int = handle, left_s: float = left_s, spent_s: float = spent_s) -> Call:
                 return question.frame(number, handle, left_s, spent_s)
 
+            was_whole = attachment.is_whole
+            attachment.is_whole = was_whole and not question.may_tear(attachment.spec.install)
             try:
                 done = await self._send(pending, frame, timeout_s, end)
             except ChannelLost:
@@ -261,6 +272,7 @@ class AgentSession:
                     raise
                 return excuse
             assert done is not None
+            attachment.is_whole = was_whole or done.version is not None
             return question.answered(done, before, attachment.version) if broken else done
 
     async def _send(self, pending: _Pending, frame: Callable[[int], Call], timeout_s: float, end: float) -> Done | None:
@@ -314,9 +326,9 @@ class AgentSession:
     def _take_frame(self, frame: FromAgent, fds: tuple[int, ...]) -> None:
         match frame:
             case Registered():
-                self._take_registered(frame, fds[0])
+                self._take_registered(frame, fds)
             case Spare():
-                self._take_spare(frame, fds[0])
+                self._take_spare(frame, fds)
             case Swapped():
                 self._attachments.swapped(frame.handle, frame.segment)
             case Mapped():
@@ -344,20 +356,20 @@ class AgentSession:
             pending.attachment.load_untold = False
         return pending
 
-    def _take_spare(self, frame: Spare, fd: int) -> None:
+    def _take_spare(self, frame: Spare, fds: tuple[int, ...]) -> None:
         pending = self._pending.get(frame.call)
         if pending is not None:
-            self._attachments.spare(pending.attachment, fd, frame.segment)
+            self._attachments.spare(pending.attachment, fds, frame.segment)
         else:
-            os.close(fd)
+            close_all(fds)
 
-    def _take_registered(self, frame: Registered, fd: int) -> None:
+    def _take_registered(self, frame: Registered, fds: tuple[int, ...]) -> None:
         pending = self._answered(frame.call)
         if pending is not None:
-            self._attachments.registered(pending.attachment, frame, fd)
+            self._attachments.registered(pending.attachment, frame, fds)
             pending.answer.set_result(None)
         else:
-            os.close(fd)
+            close_all(fds)
 
     def _take_done(self, done: Done) -> None:
         pending = self._answered(done.call)

@@ -21,7 +21,7 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -79,15 +79,30 @@ class ShardSpec(msgspec.Struct, frozen=True, kw_only=True):
         """Whether it shows the memory of others."""
         return self.install == "mapped"
 
-    def call(self, number: int, timeout_s: float) -> RegisterCall:
-        """Return the frame that registers the shard."""
-        return RegisterCall(call=number, timeout_s=timeout_s, **{name: getattr(self, name) for name in _FIELDS})
+    @property
+    def keeps(self) -> bool:
+        """Whether this process keeps the descriptors of its memory: no name leads back to a GPU's."""
+        return bool(self.device) and not self.is_mapped
+
+    def call(self, number: int, timeout_s: float, *, holds: int | None = None, partial: bool = False) -> RegisterCall:
+        """Return the frame that registers the shard, and says what is in memory that this process has of it."""
+        fields = {name: getattr(self, name) for name in _FIELDS}
+        return RegisterCall(call=number, timeout_s=timeout_s, keeps=self.keeps, holds=holds, partial=partial, **fields)
 
 
 _FIELDS = ShardSpec.__struct_fields__
 
 Segment = tuple[int, int]
 """Device and inode: what tells a segment from all others while somebody has it open or mapped."""
+
+
+class KeptSegment(NamedTuple):
+    """Memory of a GPU that this process keeps, so that the next process of its agent can take it back."""
+
+    segment: int
+    """What the agent calls it."""
+    fds: tuple[int, ...]
+    """The memory's, and that of its locks where the agent gave one."""
 
 
 class Lent(NamedTuple):
@@ -114,6 +129,9 @@ class AttachedShard:
     """The other segment of a staged shard."""
     live: int = 0
     """Which the shard's present segment is, as the agent said last."""
+    kept: list[KeptSegment] = field(default_factory=list)
+    is_whole: bool = True
+    """No read in place has begun since the memory was last known to be whole."""
     lent: Lent | None = None
     """What a mapped shard is to show next."""
     fresh: bool = False
@@ -138,9 +156,24 @@ class AttachedShard:
     def close_fd(self) -> None:
         """Close the segments' descriptors, if they are still open."""
         fds, self.fd, self.spare_fd = (self.fd, self.spare_fd), None, None
-        for fd in fds:
-            if fd is not None:
-                os.close(fd)
+        close_all(fd for fd in fds if fd is not None)
+
+    def keep(self, told: int, fds: tuple[int, ...]) -> int:
+        """Keep memory of a GPU for as long as the shard is this process's; return the descriptor to map it by."""
+        fd, *locks = fds
+        if self.spec.keeps:
+            self.kept.append(KeptSegment(told, (os.dup(fd), *locks)))
+        else:
+            close_all(locks)
+        return fd
+
+    def let_go(self) -> None:
+        """Close all descriptors."""
+        self.close_fd()
+        self.lend(None)
+        kept, self.kept = self.kept, []
+        for each in kept:
+            close_all(each.fds)
 
     def forget_version(self) -> None:
         """Claim no version until the agent names one: it may be overwriting the tensors' own memory."""
@@ -151,8 +184,7 @@ class AttachedShard:
         """Take what a mapped shard is to show next, in place of what was not shown yet."""
         with self._lending:
             old, self.lent = self.lent, lent
-        for fd in () if old is None else old.fds:
-            os.close(fd)
+        close_all(() if old is None else old.fds)
 
     def take_lent(self) -> Lent | None:
         """Return what a mapped shard is to show now; the descriptors are the caller's to close."""
@@ -168,13 +200,11 @@ class AttachedShard:
         return self.segment[1], self.spare[1]
 
 
-def segment_of(fd: int | None, told: int = 0) -> Segment | None:
-    """Return which segment a descriptor belongs to; a shard without a byte may have none.
+def segment_of(fd: int, told: int = 0) -> Segment:
+    """Return which segment a descriptor belongs to.
 
     `told` is what the agent calls memory of a GPU, whose descriptor says nothing.
     """
-    if fd is None:
-        return None
     if told:
         return 0, told
     status = os.fstat(fd)
@@ -284,12 +314,13 @@ class ShardTable:
             else:
                 return
 
-    def spare(self, attachment: AttachedShard, fd: int | None, told: int) -> None:
-        """Take the descriptor of a staged shard's other segment, which comes before the word for the shard."""
+    def spare(self, attachment: AttachedShard, fds: tuple[int, ...], told: int) -> None:
+        """Take the descriptors of a staged shard's other segment, which come before the word for the shard."""
         if attachment.spare is None:
+            fd = attachment.keep(told, fds)
             attachment.spare_fd, attachment.spare = fd, segment_of(fd, told)
         else:
-            _close(fd)
+            close_all(fds)
 
     def swapped(self, handle: int, segment: int) -> None:
         """Take over which segment a staged shard is in, as the agent says."""
@@ -301,21 +332,21 @@ class ShardTable:
         """Take the memory that a mapped shard is to show next."""
         attachment = self._by_handle.get(handle)
         if attachment is None:
-            for fd in fds:
-                _close(fd)
+            close_all(fds)
         else:
             attachment.lend(Lent(fds, version))
 
-    def registered(self, attachment: AttachedShard, frame: Registered, fd: int | None) -> None:
-        """Take the agent's word for a shard, and its descriptor."""
-        segment = segment_of(fd, frame.segment)
+    def registered(self, attachment: AttachedShard, frame: Registered, fds: tuple[int, ...]) -> None:
+        """Take the agent's word for a shard, and its descriptors."""
+        segment = segment_of(fds[0], frame.segment)
         if attachment.segment is None:
-            attachment.fd, attachment.segment, attachment.fresh = fd, segment, frame.fresh
+            attachment.fd = attachment.keep(frame.segment, fds)
+            attachment.segment, attachment.fresh = segment, frame.fresh
         elif segment in (attachment.segment, attachment.spare) or attachment.releasing or attachment.spec.is_mapped:
-            _close(fd)
+            close_all(fds)
         else:
-            attachment = self._replaced(attachment, fd, segment)
-        attachment.live = segment[1] if segment is not None else 0
+            attachment = self._replaced(attachment, frame.segment, fds)
+        attachment.live = segment[1]
         attachment.handle, attachment.version, attachment.delayed = frame.handle, frame.version, None
         attachment.found, attachment.found_root = frame.version, frame.root
         self._by_handle[frame.handle] = attachment
@@ -323,14 +354,16 @@ class ShardTable:
             self.loaded(attachment)
         self._link.notify()
 
-    def _replaced(self, old: AttachedShard, fd: int | None, segment: tuple[int, int] | None) -> AttachedShard:
+    def _replaced(self, old: AttachedShard, told: int, fds: tuple[int, ...]) -> AttachedShard:
         """The agent has other memory for the shard than that of the caller's tensors."""
         old.lost = AgentUnavailable(
             f"the agent came back without the memory of {old.spec.where}, so what its tensors hold is no longer in "
             "the hub: register it again"
         )
-        old.close_fd()
-        new = AttachedShard(old.spec, claimed=False, registering=False, fd=fd, segment=segment, fresh=True)
+        old.let_go()
+        new = AttachedShard(old.spec, claimed=False, registering=False, fresh=True)
+        new.fd = new.keep(told, fds)
+        new.segment = segment_of(new.fd, told)
         self._by_key[old.spec.key] = new
         log.warning("the agent came back without a shard's memory", shard=old.spec.where)
         return new
@@ -348,7 +381,7 @@ class ShardTable:
 
     def loaded(self, attachment: AttachedShard) -> None:
         """Tell the agent that every tensor's values are in the memory; again on a later connection if need be."""
-        attachment.load_untold = True
+        attachment.load_untold = attachment.is_whole = True
         if attachment.handle is not None:
             with contextlib.suppress(ChannelLost):
                 self._link.send(Loaded(handle=attachment.handle))
@@ -423,8 +456,7 @@ class ShardTable:
         if attachment.handle is not None:
             self._by_handle.pop(attachment.handle, None)
             attachment.handle = None
-        attachment.close_fd()
-        attachment.lend(None)
+        attachment.let_go()
         self._link.notify()
 
     def close(self) -> None:
@@ -434,6 +466,7 @@ class ShardTable:
             self.forget(attachment)
 
 
-def _close(fd: int | None) -> None:
-    if fd is not None:
+def close_all(fds: Iterable[int]) -> None:
+    """Close descriptors."""
+    for fd in fds:
         os.close(fd)

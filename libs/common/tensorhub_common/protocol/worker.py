@@ -55,6 +55,8 @@ class Attached(Frame, frozen=True, kw_only=True, tag="attached"):
     release: str = ""
     takes_copied: bool = False
     """It takes `Copied`."""
+    takes_kept: bool = False
+    """It takes `Kept`."""
 
 
 class AttachRefused(Frame, frozen=True, kw_only=True, tag="refused"):
@@ -83,6 +85,29 @@ class RegisterCall(Call, frozen=True, kw_only=True, tag="register"):
     install: str = "in-place"
     device: str = ""
     """The UUID of the GPU in whose memory it is to be; empty: the host's."""
+    keeps: bool = False
+    """The worker keeps the descriptors of its memory on a GPU, and wants that of its locks too."""
+    holds: int | None = None
+    """The version that is whole in memory of which `Kept` came before this."""
+    partial: bool = False
+    """A read may have left a part of a version there."""
+
+
+class Kept(Frame, frozen=True, kw_only=True, tag="kept"):
+    """Comes before `RegisterCall`, with the descriptors of memory that the worker keeps: a GPU's, and of its locks.
+
+    An agent without that memory, which is the next process of the one that made it, takes it back. One that has the
+    shard does nothing with it.
+    """
+
+    call: int
+    """That of the `RegisterCall`."""
+    segment: int
+    """As in `Registered`."""
+    is_live: bool
+    """Whether it is the segment that the shard is in; the other one is a staged shard's spare."""
+    descriptors: int = 1
+    """How many come with it: the memory's, and where there is one that of its locks."""
 
 
 class ShardCall(Call, frozen=True, kw_only=True):
@@ -157,6 +182,8 @@ class Registered(Frame, frozen=True, kw_only=True, tag="registered"):
     """Which segment comes with this; 0: that of the host's memory which is behind the descriptor."""
     root: str = ""
     """The root of the digests of `version`; empty without digests, and from an agent that does not say."""
+    descriptors: int = 1
+    """How many come with it: two of a GPU's memory, for a worker that keeps it."""
 
 
 class Spare(Frame, frozen=True, kw_only=True, tag="spare"):
@@ -164,6 +191,8 @@ class Spare(Frame, frozen=True, kw_only=True, tag="spare"):
 
     call: int
     segment: int = 0
+    """As in `Registered`."""
+    descriptors: int = 1
     """As in `Registered`."""
 
 
@@ -326,5 +355,7 @@ class HoldingChanged(Frame, frozen=True, kw_only=True, tag="holds"):
     """What is wrong with it, in words for the worker's log."""
 
 
-FromWorker = Attach | RegisterCall | PublishCall | UnpublishCall | ReadCall | ReleaseCall | Loaded | Copied | Traced
+FromWorker = (
+    Attach | RegisterCall | Kept | PublishCall | UnpublishCall | ReadCall | ReleaseCall | Loaded | Copied | Traced
+)
 FromAgent = Attached | AttachRefused | Registered | Spare | Swapped | Mapped | Done | Failed | Progress | HoldingChanged

@@ -26,6 +26,8 @@ class CoreConfig:
     leases: LeaseLimits = field(default_factory=LeaseLimits)
     wish_s_max: float = 60.0
     """A publication requested from outside is given up after this."""
+    kept_s_max: float = 5.0
+    """And one of memory that a worker kept, whose calls wait for its end, after this."""
     read_finish_s: float = 0.5
     """A read of an overtaken version that is expected to end within this time is finished first."""
     copy_read_s_max: float = 600.0

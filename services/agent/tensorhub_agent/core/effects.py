@@ -36,17 +36,21 @@ class CallRegister(Call, frozen=True, kw_only=True):
     """Bring a shard whose segment the driver has made already (or adopted).
 
     The memory may be what the worker kept of an earlier process of this agent. `holds` is then the version that the
-    worker knows to be whole in it, and `partial` says that a read may have left a part of one.
+    worker knows to be whole in it, and `partial` says that a read may have left a part of one. `lent` and `spare_lent`:
+    a process has it mapped, or the spare memory.
     """
 
     holds: int | None = None
     partial: bool = False
+    lent: bool = False
+    spare_lent: bool = False
 
 
 class CallPublish(Call, frozen=True, kw_only=True):
-    """Publish what the memory holds."""
+    """Publish what the memory holds. `is_kept`: what a worker kept, which may be mapped as it was before."""
 
     version: int | None
+    is_kept: bool = False
 
 
 class CallUnpublish(Call, frozen=True, kw_only=True):

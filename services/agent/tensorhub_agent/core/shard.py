@@ -430,7 +430,7 @@ class ShardCore:
     def _without_operation(self, event: AnyEvent, now: float) -> None:
         if isinstance(event, PublishWished) and self.is_mine(event):
             self._wish = event.cmd
-            self._publish_unasked(event.version, now)
+            self._publish_unasked(event.version, now, now + self.config.wish_s_max)
         elif (
             isinstance(event, ReplicaReady)
             and self.is_mine(event)
@@ -444,11 +444,11 @@ class ShardCore:
         Where it does not, for example since a newer version was published meanwhile, the shard holds nothing.
         """
         self._wish = NO_WISH
-        self._publish_unasked(version, now)
+        self._publish_unasked(version, now, now + self.config.kept_s_max, is_kept=True)
 
-    def _publish_unasked(self, version: int | None, now: float) -> None:
-        deadline = now + self.config.wish_s_max
-        self.called(CallPublish(call=NO_CALL, session=NO_CALL, deadline=deadline, version=version), now)
+    def _publish_unasked(self, version: int | None, now: float, deadline: float, *, is_kept: bool = False) -> None:
+        call = CallPublish(call=NO_CALL, session=NO_CALL, deadline=deadline, version=version, is_kept=is_kept)
+        self.called(call, now)
 
     def _decline(self, wish: int, error: str, message: str) -> None:
         """Tell everybody why a wish from outside is not fulfilled: its sender has no call that could raise."""

@@ -4,7 +4,6 @@ Always true: each call is answered once, on the connection that it came by.
 """
 
 import asyncio
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -15,6 +14,7 @@ from tensorhub_agent.core.shard import ShardCore
 from tensorhub_agent.jobs.read_counts import ReadCounts
 from tensorhub_agent.jobs.worker_server import WorkerConnection
 from tensorhub_agent.primitives.ids import ShardKey
+from tensorhub_agent.storage.mapped_descriptors import close_all
 from tensorhub_agent.storage.shard_store import JobShardStore
 from tensorhub_common.errors import AgentUnavailable
 from tensorhub_common.layout.layout import segment_bytes
@@ -35,6 +35,8 @@ class PendingCall:
     handle: int
     registers: ShardKey | None = None
     fresh: bool = False
+    keeps: bool = False
+    """The worker that registers keeps its memory on a GPU."""
     about: ShardKey | None = None
     """The shard of any other call, and whether that reads."""
     reads: bool = False
@@ -133,14 +135,15 @@ class PendingCalls:
         core = self._shards[key]
         stored = self._store.shards[key]
         segment = stored.segment
-        fd = segment.open_writable()
+        fds = segment.open_writable(is_kept=waiting.keeps)
         if stored.spare is not None:
             try:
-                spare_fd = stored.spare.open_writable()
+                spare_fds = stored.spare.open_writable(is_kept=waiting.keeps)
             except OSError:
-                os.close(fd)
+                close_all(fds)
                 raise
-            waiting.worker.tell(Spare(call=waiting.call, segment=stored.spare.told), spare_fd)
+            spare = Spare(call=waiting.call, segment=stored.spare.told, descriptors=len(spare_fds))
+            waiting.worker.tell(spare, *spare_fds)
         ready, root = str(core.contents.memory) == "ready", core.contents.root or ""
         waiting.worker.tell(
             Registered(
@@ -151,8 +154,9 @@ class PendingCalls:
                 fresh=waiting.fresh,
                 segment=segment.told,
                 root=root if ready and root != NO_ROOT else "",
+                descriptors=len(fds),
             ),
-            fd,
+            *fds,
         )
         if core.replica_version is not None:
             waiting.worker.tell(HoldingChanged(handle=waiting.handle, version=core.replica_version))

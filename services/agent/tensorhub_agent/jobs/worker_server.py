@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -17,10 +17,19 @@ import msgspec
 
 from tensorhub_agent.runtime.rejections import REJECTIONS, RejectionKind
 from tensorhub_agent.runtime.unix_server import UnixServer
+from tensorhub_agent.storage.device_segments import KeptSegment
 from tensorhub_common.errors import BadCommand, TensorHubError
 from tensorhub_common.protocol.decoding import MALFORMED
 from tensorhub_common.protocol.handshake import Speaks, agreed, speaks
-from tensorhub_common.protocol.worker import FRAME_BYTES_MAX, Attach, AttachRefused, Frame, FromWorker
+from tensorhub_common.protocol.worker import (
+    FRAME_BYTES_MAX,
+    REGISTERING_MAX,
+    Attach,
+    AttachRefused,
+    Frame,
+    FromWorker,
+    Kept,
+)
 from tensorhub_common.runtime.framed_socket import FramedSocket, FrameTooLarge, PeerGone
 from tensorhub_common.runtime.release import release
 from tensorhub_common.runtime.supervision import Supervisor
@@ -30,6 +39,12 @@ ATTACH_S_MAX: Final = 5.0
 
 SEND_S_MAX: Final = 10.0
 """A worker that takes no frame for this long is cut off; it attaches again when it goes on."""
+
+KEPT_MAX: Final = 2 * REGISTERING_MAX
+"""One connection hands back at most so many segments for calls that have not come: two for each."""
+
+DESCRIPTORS_MAX: Final = 2
+"""A segment of a GPU has that of its memory, and that of its locks."""
 
 TELLS_WAITING_MAX: Final = 4096
 """A worker with this many frames waiting for it is cut off: it asks and doesn't read the answers."""
@@ -47,6 +62,8 @@ class WorkerConnection:
         self.number, self.pid, self.job = number, pid, job
         self._framed = framed
         self._sending = work.group()
+        self._kept: dict[int, list[KeptSegment]] = {}
+        """Memory that the worker hands back, by the call that is to register it."""
 
     def tell(self, frame: Frame, *fds: int) -> None:
         """Send a frame, in order; `fds` are closed when it has been sent. A worker that is gone is told nothing."""
@@ -73,11 +90,36 @@ class WorkerConnection:
                 frame = _frames.decode(body)
             except MALFORMED as why:
                 raise BadCommand(f"a frame could not be read: {why}") from None
-            await handle(frame)
+            if isinstance(frame, Kept):
+                self._keep(frame)
+            else:
+                await handle(frame)
+
+    def _keep(self, frame: Kept) -> None:
+        if not 1 <= frame.descriptors <= DESCRIPTORS_MAX or sum(map(len, self._kept.values())) >= KEPT_MAX:
+            raise BadCommand(
+                f"'kept' comes with one to {DESCRIPTORS_MAX} descriptors, and at most {KEPT_MAX} wait for 'register'"
+            )
+        fds = tuple(self._framed.take_fd() for _ in range(frame.descriptors))
+        self._kept.setdefault(frame.call, []).append(KeptSegment(frame.segment, frame.is_live, fds))
+
+    def kept(self, call: int) -> Sequence[KeptSegment]:
+        """Return the memory that the worker hands back for a call that registers. It stays the connection's."""
+        return self._kept.get(call, ())
+
+    def drop_kept(self, call: int) -> None:
+        """Close what the worker has handed back for a call."""
+        for each in self._kept.pop(call, ()):
+            each.close()
 
     def close(self) -> None:
         """End the connection."""
         self._framed.close()
+
+    def over(self) -> None:
+        """The connection has ended: close what no call has taken."""
+        for call in list(self._kept):
+            self.drop_kept(call)
 
     async def end(self) -> None:
         """End the connection when everything that it was told has been sent, which is bounded."""
@@ -152,6 +194,7 @@ class WorkerServer:
                 os.close(death)
             if worker is not None:
                 self._desk.gone(worker)
+                worker.over()
 
     async def _frame(self, worker: WorkerConnection | None, frame: FromWorker) -> None:
         assert worker is not None

@@ -144,11 +144,13 @@ class WorkerSessions:
             if len(session.registering) >= REGISTERING_MAX:
                 # An error that says to call again, so that a worker which brings its shards back loses none of them.
                 why = f"one connection registers at most {REGISTERING_MAX} shards at a time: call again"
+                worker.drop_kept(frame.call)
                 worker.tell(Failed(call=frame.call, error=AgentUnavailable.__name__, message=why))
                 return
             task = self._work.start(self._register(session, frame), "a registration", _refusing(worker, frame))
             session.registering.add(task)
             task.add_done_callback(session.registering.discard)
+            task.add_done_callback(self._work.guarded(lambda _: worker.drop_kept(frame.call), "closing descriptors"))
         elif isinstance(frame, Loaded):
             key = session.handles.get(frame.handle)
             if key is not None and not session.is_anothers(key):
@@ -254,7 +256,8 @@ class WorkerSessions:
         if core.session not in (None, session.worker.number):
             raise ReplicaConflict(f"{where} has a live worker: release it there, or register another replica or shard")
         handle = session.new_handle(key)
-        number = job.callers.begin(PendingCall(session.worker, frame.call, handle, registers=key))
+        waiting = PendingCall(session.worker, frame.call, handle, registers=key, keeps=frame.keeps)
+        number = job.callers.begin(waiting)
         now = asyncio.get_running_loop().time()
         bound = _bound(frame.timeout_s)
         deadline = now + bound.gives_up_s
@@ -269,6 +272,7 @@ class WorkerSessions:
         # The core decides once the memory is there; no memory is made for what it would refuse.
         job.core.check_room()
         digest = await job.keep_layout(data)
+        kept = session.worker.kept(frame.call)
         staged, mapped = frame.install == "staged", frame.install == "mapped"
         incarnation = job.core.incarnation
         try:
@@ -281,17 +285,28 @@ class WorkerSessions:
                 incarnation=incarnation,
                 install=frame.install,
                 device=frame.device,
+                kept=kept,
             )
         except MemoryExhausted as why:
             TROUBLES.note(TroubleKind.MEMORY, why)
             raise
         TROUBLES.over(TroubleKind.MEMORY)
         handle = session.new_handle(key)
-        number = job.callers.begin(PendingCall(session.worker, frame.call, handle, registers=key, fresh=True))
+        is_back = any(each.told == stored.inode for each in kept)
+        waiting = PendingCall(session.worker, frame.call, handle, registers=key, fresh=not is_back, keeps=frame.keeps)
+        number = job.callers.begin(waiting)
         now = asyncio.get_running_loop().time()
         bound = _bound(frame.timeout_s)
         deadline = now + bound.gives_up_s
         call = CallRegister(call=number, session=session.worker.number, deadline=deadline, outcome_s=bound.outcome_s)
+        if is_back:
+            call = msgspec.structs.replace(
+                call,
+                holds=frame.holds,
+                partial=frame.partial,
+                lent=stored.segment.is_lent(),
+                spare_lent=stored.spare is not None and stored.spare.is_lent(),
+            )
         spec = ShardSpec(key, frame.shards, frame.spot, digest, stored.table.nbytes, staged, mapped, frame.device)
         job.register(spec, call, now)
         if key not in job.core.shards:

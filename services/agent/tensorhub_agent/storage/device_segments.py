@@ -2,8 +2,8 @@
 
 A segment is an allocation of the driver's, exported as a file descriptor: the worker that owns the shard maps it
 writable, agents that read it map it read-only. It stands for as long as any process has a descriptor or a mapping, so
-the crash of a worker leaves it as it is. It has no name in a file system: with its agent it ends for the hub, and the
-next process of the agent finds nothing to take back.
+the crash of a worker leaves it as it is. It has no name in a file system, so the next process of the agent finds none
+of it. It gets it from the worker, which keeps the descriptors for as long as it has the shard.
 
 Who is lent a segment to map it holds a lock on it, as with host memory. The driver's descriptor is of no file that
 could carry one, so each segment has an empty file in memory, whose descriptor travels beside the memory's.
@@ -27,6 +27,7 @@ from tensorhub_agent.storage.byte_account import ByteAccount
 from tensorhub_agent.storage.segments import RANDOM_BYTES, Segment
 from tensorhub_common.devices.device import Device, DeviceMemory, DeviceMemoryExhausted
 from tensorhub_common.devices.registry import device_named
+from tensorhub_common.errors import AgentUnavailable
 from tensorhub_common.layout.layout import Layout
 from tensorhub_common.runtime import segment_locks
 
@@ -64,9 +65,19 @@ class DeviceSegment:
         """What it takes."""
         return self.nbytes
 
-    def open_writable(self) -> int:
-        """Return a new descriptor for the worker that owns the shard. The caller closes it."""
-        return os.dup(self.fd)
+    def open_writable(self, *, is_kept: bool = False) -> tuple[int, ...]:
+        """Return a new descriptor for the worker that owns the shard. The caller closes it.
+
+        For a worker that keeps the memory there is one of its locks too, of a description that has none.
+        """
+        if not is_kept:
+            return (os.dup(self.fd),)
+        lock_fd = segment_locks.reopened(self.lock_fd, os.O_RDWR)
+        try:
+            return os.dup(self.fd), lock_fd
+        except BaseException:
+            os.close(lock_fd)
+            raise
 
     def open_readonly(self) -> int:
         """Return a new descriptor for readers, which map it read-only by agreement. The caller closes it."""
@@ -109,6 +120,40 @@ AnySegment = Segment | DeviceSegment
 """Memory of the host or of a GPU, where it is only handed on."""
 
 
+@dataclass(frozen=True, slots=True)
+class KeptSegment:
+    """Memory of a GPU that a worker has kept from an earlier process of this agent. `close` closes the descriptors."""
+
+    told: int
+    """What that process has called it."""
+    is_live: bool
+    """Whether its shard is in it; the other one is a staged shard's spare."""
+    fds: tuple[int, ...]
+    """The memory's, and where the worker was given it that of its locks."""
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        for fd in self.fds:
+            os.close(fd)
+
+    def duplicate(self) -> "KeptSegment":
+        """Return the same with descriptors of its own. Raises `AgentUnavailable` where there are none to spare."""
+        fds: list[int] = []
+        try:
+            fds.extend(map(os.dup, self.fds))
+        except OSError as why:
+            for fd in fds:
+                os.close(fd)
+            raise AgentUnavailable(
+                f"memory of a GPU can't be taken back just now ({why.strerror}): call again"
+            ) from why
+        return KeptSegment(self.told, self.is_live, tuple(fds))
+
+
+def _lock_file() -> int:
+    return os.memfd_create("tensorhub-lock", os.MFD_CLOEXEC)
+
+
 class DeviceSegmentStore:
     """All segments of one agent on one GPU. Its methods may be called from any thread."""
 
@@ -132,16 +177,36 @@ class DeviceSegmentStore:
                 self._clear(memory)
                 fd = memory.export()
                 try:
-                    lock_fd = os.memfd_create("tensorhub-lock", os.MFD_CLOEXEC)
+                    lock_fd = _lock_file()
                 except BaseException:
                     os.close(fd)
                     raise
             except BaseException:
                 memory.close()
                 raise
+        return self._added(memory, fd, lock_fd, secrets.randbits(62) + 1)
+
+    def take_back(self, kept: KeptSegment, nbytes: int) -> DeviceSegment:
+        """Have a segment of memory that a worker kept; its bytes stay. The worker's descriptors stay the caller's.
+
+        Raises `DeviceError` where it is no memory of this device, or shorter, and `MemoryExhausted`.
+        """
+        whole = self._whole(nbytes)
+        with self.account.charged(whole), contextlib.ExitStack() as undo:
+            fd = os.dup(kept.fds[0])
+            undo.callback(os.close, fd)
+            # Descriptions of its own: a lock that an earlier process has on the worker's is not this one's.
+            locks = [segment_locks.reopened(each, os.O_RDWR) for each in kept.fds[1:]]
+            lock_fd = locks[0] if locks else _lock_file()
+            undo.callback(os.close, lock_fd)
+            memory = self._device.import_memory(fd, whole, readonly=False)
+            undo.pop_all()
+        return self._added(memory, fd, lock_fd, kept.told)
+
+    def _added(self, memory: DeviceMemory, fd: int, lock_fd: int, inode: int) -> DeviceSegment:
         name = f"{self._prefix}{secrets.token_hex(RANDOM_BYTES)}.{self._device.uuid}"
         view = DeviceRegion.of(self._device, memory)
-        segment = DeviceSegment(name, self._device.uuid, whole, fd, lock_fd, view, secrets.randbits(62) + 1, memory)
+        segment = DeviceSegment(name, self._device.uuid, memory.nbytes, fd, lock_fd, view, inode, memory)
         with self._lock:
             self._segments[name] = segment
         return segment

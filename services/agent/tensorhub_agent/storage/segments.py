@@ -102,9 +102,9 @@ class Segment:
         """What a worker tells it from others by."""
         return os.fstat(self.fd).st_ino
 
-    def open_writable(self) -> int:
+    def open_writable(self, *, is_kept: bool = False) -> tuple[int, ...]:  # noqa: ARG002 (a GPU's may be)
         """Return a new descriptor that may write, for the worker that owns the shard. The caller closes it."""
-        return segment_locks.reopened(self.fd, os.O_RDWR)
+        return (segment_locks.reopened(self.fd, os.O_RDWR),)
 
     def open_readonly(self) -> int:
         """Return a new descriptor that can't be mapped writable, for readers. The caller closes it."""

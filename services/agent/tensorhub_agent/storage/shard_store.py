@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -15,7 +15,13 @@ from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_agent.runtime.troubles import TROUBLES, TroubleKind
 from tensorhub_agent.storage import manifest as manifests
 from tensorhub_agent.storage.adoption import AdoptedShard, LimitedAdoption, SetAsideShard, adopt, key_of, remove_aside
-from tensorhub_agent.storage.device_segments import AnySegment, DeviceSegment, DeviceSegmentStore, DeviceStores
+from tensorhub_agent.storage.device_segments import (
+    AnySegment,
+    DeviceSegment,
+    DeviceSegmentStore,
+    DeviceStores,
+    KeptSegment,
+)
 from tensorhub_agent.storage.disk_segments import DiskSegmentStore
 from tensorhub_agent.storage.manifest import Manifest, pack_layout
 from tensorhub_agent.storage.mapped_descriptors import MappedDescriptors
@@ -166,6 +172,16 @@ def _save(store: SegmentStore | DeviceSegmentStore, manifest: Manifest) -> str |
     return None
 
 
+def _duplicated(kept: Sequence[KeptSegment]) -> tuple[dict[bool, KeptSegment], contextlib.ExitStack]:
+    """Return memory that a worker keeps, by whether it is the live one, and what closes these descriptors."""
+    with contextlib.ExitStack() as undo:
+        own: dict[bool, KeptSegment] = {}
+        for each in kept:
+            own[each.is_live] = each.duplicate()
+            undo.callback(own[each.is_live].close)
+        return own, undo.pop_all()
+
+
 class JobShardStore:
     """The segments of one job's shards."""
 
@@ -197,11 +213,14 @@ class JobShardStore:
         install: str = "in-stored",
         on_disk: bool = False,
         device: str = "",
+        kept: Sequence[KeptSegment] = (),
     ) -> StoredShard:
         """Make memory for a new shard, all zero; twice as much for a staged one. Raises `MemoryExhausted`.
 
         With `device`, the UUID of a GPU, it is memory there. Raises `DeviceUnavailable` where this agent can't use it.
         A mapped shard shows others' memory, of which this agent needs to see nothing: it has a page of the host's.
+
+        `kept` is memory of the GPU that the worker kept, which is taken back in place of new; it stays the caller's.
 
         What is being made when it is cancelled is removed as soon as that can be. Raises `AgentUnavailable` where
         memory of this shard was set aside.
@@ -225,13 +244,22 @@ class JobShardStore:
         table = await asyncio.to_thread(pieces, layout)
         packed = await asyncio.to_thread(pack_layout, layout)
         head = await asyncio.to_thread(store.head_of, layout)
+        # All of a shard's memory or none. With descriptors of this call's own: the caller's end with the caller.
+        are_all = len(kept) == (2 if staged else 1) and isinstance(store, DeviceSegmentStore)
+        own, closing = _duplicated(kept if are_all else ())
+
+        def made(*, is_live: bool) -> AnySegment:
+            if isinstance(store, DeviceSegmentStore) and is_live in own:
+                return store.take_back(own[is_live], nbytes)
+            return store.create(nbytes, head if is_live else b"")
 
         def create() -> StoredShard:
-            segment = store.create(nbytes, head)
-            spare: AnySegment | None = None
-            if staged:
-                with _undone_by(lambda: _removed(store, segment)):
-                    spare = store.create(nbytes)
+            with closing:
+                segment = made(is_live=True)
+                spare: AnySegment | None = None
+                if staged:
+                    with _undone_by(lambda: _removed(store, segment)):
+                        spare = made(is_live=False)
             manifest = Manifest(
                 incarnation=incarnation,
                 job=self.job,

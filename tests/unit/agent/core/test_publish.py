@@ -132,6 +132,53 @@ def test_shards_that_come_back_one_after_another_make_their_replica_whole() -> N
     assert again.memory(mine) is second.memory(other) is MemoryState.READY
 
 
+def test_kept_memory_that_others_map_is_published_again_and_not_written_before_they_let_go() -> None:
+    before, key = published()
+    agent = restarted(before)
+    agent.hand_back("trainer", "a", 1, lent=True)
+    assert agent.memory(key) is MemoryState.DRAINING
+    agent.log()
+    assert agent.counted(key) == 1
+    agent.logged(agent.unpublish(key))
+    agent.probed(lent=True)
+    assert agent.memory(key) is MemoryState.DRAINING
+    agent.tick(1.0)
+    agent.probed(lent=False)
+    agent.log()
+    assert agent.memory(key) is MemoryState.EMPTY
+
+
+def test_kept_memory_that_others_map_and_the_log_can_not_vouch_for_drains() -> None:
+    before, key = published()
+    agent = restarted(before)
+    agent.hand_back("trainer", "b", 1, lent=True)
+    agent.log()
+    assert agent.memory(key) is MemoryState.DRAINING
+    call = agent.publish(key, "c")
+    assert agent.result(call) == "ReplicaConflict"
+    assert "call unpublish again and wait for its end" in agent.why(call)
+
+
+def test_a_call_waits_for_kept_memory_whose_siblings_do_not_come_no_longer_than_its_bound() -> None:
+    first = joined()
+    second = joined("agent-1", beside=first)
+    mine, other = first.register("trainer", 0, 2), second.register("trainer", 1, 2)
+    second.siblings_checked()
+    first.publish(mine, "a")
+    second.publish(other, "a")
+    first.log()
+    second.log()
+    second.worker_gone()
+    second.logged(second.release(other))
+    again = restarted(first)
+    again.hand_back("trainer", "a", 1, 0, 2)
+    call = again.unpublish(mine)
+    again.log()
+    assert again.result(call) is None
+    again.tick_and_log(again.core.config.kept_s_max)
+    assert again.result(call) == "NotPublished"
+
+
 def test_kept_memory_that_a_read_may_have_left_partial_is_not_published() -> None:
     before, key = published()
     agent = restarted(before)

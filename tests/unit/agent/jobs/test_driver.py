@@ -194,8 +194,8 @@ async def test_memory_for_which_there_is_no_descriptor_costs_one_call(
     before = os.listdir("/proc/self/fd")  # noqa: PTH208 (a folder of the kernel's)
     real, answers = Segment.open_writable, [Segment.open_writable] * left
 
-    def scarce(segment: Segment) -> int:
-        return answers.pop()(segment) if answers else no_descriptor(segment)
+    def scarce(segment: Segment, **how: bool) -> tuple[int, ...]:
+        return answers.pop()(segment, **how) if answers else (no_descriptor(segment),)
 
     worker = Told(job)
     monkeypatch.setattr(Segment, "open_writable", scarce)

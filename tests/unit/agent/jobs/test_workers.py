@@ -1,6 +1,8 @@
 """A worker of a job: its handles, what it is told while its call is under way, and what is counted of its reads."""
 
 import asyncio
+import contextlib
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +12,7 @@ import pytest
 
 from tensorhub_agent.core.effects import CallRead, CompleteCall, FailCall
 from tensorhub_agent.core.operations.read import ReadOperation
-from tensorhub_agent.jobs import pending_calls, read_counts
+from tensorhub_agent.jobs import pending_calls, read_counts, worker_server
 from tensorhub_agent.jobs.pending_calls import PendingCall, PendingCalls
 from tensorhub_agent.jobs.read_counts import ReadCounts
 from tensorhub_agent.jobs.worker_server import WorkerServer
@@ -19,8 +21,8 @@ from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_common.errors import MemoryExhausted
 from tensorhub_common.protocol.handshake import OLDEST_PROTOCOL
 from tensorhub_common.protocol.log.commands import PROTOCOL
-from tensorhub_common.protocol.worker import Attach, AttachRefused, Progress, ReadReport, ReadStages
-from tensorhub_common.runtime.framed_socket import connect
+from tensorhub_common.protocol.worker import Attach, AttachRefused, Kept, Progress, ReadReport, ReadStages
+from tensorhub_common.runtime.framed_socket import PeerGone, connect
 from tensorhub_common.runtime.release import release
 from tensorhub_common.runtime.supervision import Supervisor
 from tensorhub_simulator.drivers.agent import SESSION, joined
@@ -53,6 +55,41 @@ async def test_a_worker_that_is_not_let_in_hears_why_and_the_log_does_not(
         worker.close()
     await server.stop()
     assert caplog.records == []
+
+
+async def test_descriptors_that_no_registration_takes_are_closed(tmp_path: Path) -> None:
+    """A worker may hand memory back and end, or hand back more than it may; each frame's are closed."""
+    attached = asyncio.Event()
+
+    async def attach(*_: object) -> None:
+        attached.set()
+
+    gone = asyncio.Event()
+    desk: Any = SimpleNamespace(attach=attach, gone=lambda _: gone.set())
+    server = WorkerServer(tmp_path / "agent.sock", desk)
+    server.start()
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 (a folder of the kernel's)
+    for count in (1, worker_server.KEPT_MAX + 1):
+        gone.clear()
+        worker = await connect(tmp_path / "agent.sock", FRAME_BYTES_MAX, BOUND_S)
+        attaching = Attach(protocol=OLDEST_PROTOCOL, newest=PROTOCOL, release=release(), job="run-7")
+        fd = os.memfd_create("kept")
+        with contextlib.suppress(PeerGone):
+            async with asyncio.timeout(BOUND_S):
+                await worker.send(msgspec.msgpack.encode(attaching))
+                for call in range(count):
+                    frame = Kept(call=call, segment=1, is_live=True, descriptors=2)
+                    await worker.send(msgspec.msgpack.encode(frame), fd, fd)
+                if count > 1:
+                    refused = msgspec.msgpack.decode(await worker.receive(), type=AttachRefused)
+                    assert f"at most {worker_server.KEPT_MAX} wait for 'register'" in refused.message
+        worker.close()
+        os.close(fd)
+        async with asyncio.timeout(BOUND_S):
+            await gone.wait()
+            while len(os.listdir("/proc/self/fd")) > before:  # noqa: ASYNC110, PTH208 (nothing tells of it)
+                await asyncio.sleep(0)
+    await server.stop()
 
 
 def test_handles_of_released_shards_take_up_no_room_and_none_is_given_twice() -> None:

@@ -3,17 +3,18 @@
 import ctypes
 import mmap
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tensorhub_agent.primitives.ids import ShardKey
-from tensorhub_agent.storage.device_segments import DeviceSegmentStore, DeviceStores
+from tensorhub_agent.storage.device_segments import DeviceSegment, DeviceSegmentStore, DeviceStores, KeptSegment
 from tensorhub_agent.storage.mapped_descriptors import close_all
 from tensorhub_agent.storage.mapping_cache import MappingCache
 from tensorhub_agent.storage.segments import SegmentStore
-from tensorhub_agent.storage.shard_store import ShardStores
-from tensorhub_common.devices.device import DeviceUnavailable
+from tensorhub_agent.storage.shard_store import ShardStores, StoredShard
+from tensorhub_common.devices.device import DeviceError, DeviceUnavailable
 from tensorhub_common.devices.fake import FakeDevice
 from tensorhub_common.errors import MemoryExhausted
 from tensorhub_common.layout.layout import TensorEntry, layout_of
@@ -99,6 +100,92 @@ def test_who_is_lent_a_segment_holds_a_lock_that_outlives_its_descriptor_of_the_
     os.close(first[1])
     assert not segment.is_lent()
     os.close(reader)
+
+
+def kept(segment: DeviceSegment, *, is_live: bool = True) -> KeptSegment:
+    """Return what a worker has of a segment that it keeps."""
+    return KeptSegment(segment.told, is_live, segment.open_writable(is_kept=True))
+
+
+def test_memory_that_a_worker_kept_is_taken_back_with_its_bytes_its_name_and_its_locks(
+    store: DeviceSegmentStore, device: FakeDevice
+) -> None:
+    """What the process before has asked back is not asked back any more: that ended with it."""
+    segment = store.create(GRANULE)
+    ctypes.memset(segment.view.address, 7, GRANULE)
+    handed, reader = kept(segment), segment.open_lent()
+    told = segment.told
+    segment.ask_back(is_wanted=True)
+    store.close()
+    del segment
+    store = DeviceSegmentStore(device, "tensorhub-h-a-", 4 * GRANULE)
+    back = store.take_back(handed, GRANULE)
+    assert (back.told, back.nbytes, store.account.total_bytes) == (told, GRANULE, GRANULE)
+    assert ctypes.string_at(back.view.address, GRANULE) == b"\x07" * GRANULE
+    assert back.is_lent()
+    assert not segment_locks.is_asked_back(reader[1])
+    back.ask_back(is_wanted=True)
+    assert segment_locks.is_asked_back(reader[1])
+    store.remove(back)
+    assert not segment_locks.is_asked_back(reader[1])
+    back = store.take_back(handed, GRANULE)
+    handed.close()
+    assert back.is_lent()
+    close_all(reader)
+    assert not back.is_lent()
+    store.remove(back)
+    del back
+    assert (store.account.total_bytes, device.free_bytes()) == (0, 10 * GRANULE)
+
+
+def test_without_a_file_for_locks_the_memory_gets_one(store: DeviceSegmentStore) -> None:
+    """An agent of an earlier release gave its worker none."""
+    segment = store.create(GRANULE)
+    handed = KeptSegment(segment.told, is_live=True, fds=segment.open_writable())
+    back = store.take_back(handed, GRANULE)
+    handed.close()
+    lent = back.open_lent()
+    assert back.is_lent()
+    close_all(lent)
+
+
+def test_what_can_not_be_taken_back_leaves_nothing(store: DeviceSegmentStore, tmp_path: Path) -> None:
+    segment = store.create(GRANULE)
+    handed, files = kept(segment), len(os.listdir("/proc/self/fd"))  # noqa: PTH208 (a folder of the kernel's)
+    with pytest.raises(DeviceError):
+        store.take_back(handed, 2 * GRANULE)
+    with pytest.raises(MemoryExhausted):
+        store.take_back(handed, 4 * GRANULE)
+    assert store.account.total_bytes == GRANULE
+    assert len(os.listdir("/proc/self/fd")) == files  # noqa: PTH208 (a folder of the kernel's)
+    handed.close()
+
+
+@pytest.mark.parametrize("lacks_spare", [False, True])
+async def test_a_staged_shard_takes_back_both_its_segments_or_none(tmp_path: Path, *, lacks_spare: bool) -> None:
+    layout = layout_of([TensorEntry("w", "float32", 4, (8,), (8,), (0,))])
+    key = ShardKey("policy", "engine", 0)
+
+    async def made(hands: Sequence[KeptSegment] = ()) -> StoredShard:
+        stores = ShardStores(SegmentStore(tmp_path, "test-", 1 << 30), devices=DeviceStores("p-", 1 << 30))
+        job = stores.of("run-7")
+        return await job.make(
+            key, 1, layout, "d", spot=False, incarnation=1, install="staged", device="GPU-fake-0", kept=hands
+        )
+
+    before = await made()
+    assert isinstance(before.segment, DeviceSegment)
+    assert isinstance(before.spare, DeviceSegment)
+    hands = [kept(before.segment, is_live=False), kept(before.spare)][lacks_spare:]
+    after = await made(hands)
+    assert after.spare is not None
+    numbers = (after.segment.told, after.spare.told)
+    if lacks_spare:
+        assert before.spare.told not in numbers
+    else:
+        assert numbers == (before.spare.told, before.segment.told)
+    for each in hands:
+        each.close()
 
 
 async def test_the_agent_of_a_mapped_shard_needs_to_see_nothing_of_the_gpu(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def test_a_descriptor_for_readers_can_not_write(store: SegmentStore) -> None:
             os.write(file.fileno(), b"x")
         with pytest.raises(OSError, match="Invalid argument"):
             os.ftruncate(file.fileno(), 0)
-    with os.fdopen(segment.open_writable(), "r+b") as file:
+    with os.fdopen(segment.open_writable()[0], "r+b") as file:
         os.pwrite(file.fileno(), b"x", 0)
     assert segment.view[0] == ord("x")
 

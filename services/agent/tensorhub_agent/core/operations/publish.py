@@ -60,7 +60,10 @@ class PublishOperation:
                 VersionConflict,
                 f"{core.where} still has version {contents.version} published: unpublish {contents.version} first",
             )
-        elif contents.memory is not MemoryState.EMPTY:
+        elif contents.memory is not MemoryState.EMPTY and not (
+            # Who maps it has what is published again.
+            self.call.is_kept and contents.memory is MemoryState.DRAINING
+        ):
             core.fail(ReplicaConflict, f"{core.where} is {contents.memory}: call unpublish again and wait for its end")
         elif contents.partial:
             core.fail(

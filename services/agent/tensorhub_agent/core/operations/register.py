@@ -6,6 +6,7 @@ The log orders registrations, so of two siblings with clashing layouts the later
 from tensorhub_agent.core.effects import CallRegister, CompareLayouts, EffectOutcome, SiblingsChecked
 from tensorhub_agent.core.operation import UnattendedOperation
 from tensorhub_agent.core.shard import ShardCore
+from tensorhub_agent.core.shard_state import MemoryState
 from tensorhub_common.errors import AgentUnavailable, LayoutMismatch, RegistryUnavailable
 from tensorhub_common.protocol.log.commands import Register, Release, Sender
 from tensorhub_common.protocol.log.events import AnyEvent, CommandRejected, CommandRepeated, ShardRegistered
@@ -25,7 +26,10 @@ class RegisterOperation(UnattendedOperation):
     def start(self, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         """Tell the log."""
         spec, key = self.core.spec, self.core.key
-        self.core.contents.partial = self.call.partial
+        contents = self.core.contents
+        contents.partial, contents.spare_lent = self.call.partial, self.call.spare_lent
+        if self.call.lent:
+            contents.lent, contents.memory = True, MemoryState.DRAINING
         self._by = self.core.append_command(
             Register(
                 model=key.model,
