@@ -9,7 +9,7 @@ import importlib
 import secrets
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
@@ -27,8 +27,8 @@ from tensorhub._rollouts.responses import Response, Staleness, response_of, stal
 from tensorhub._rollouts.trajectories import EndedSession
 from tensorhub.aio.lifetime import NotCopyable
 from tensorhub.aio.seeding import Seeding, SeedingClock, SeedingTrainer
-from tensorhub.aio.session_line import SessionLine
-from tensorhub_common.errors import AgentUnavailable, BadCommand, NoInstance, RolloutUnavailable, TensorHubError
+from tensorhub.aio.session_line import LEADER_S, SessionLine, nothing_ready
+from tensorhub_common.errors import AgentUnavailable, BadCommand, RolloutUnavailable, TensorHubError
 from tensorhub_common.observability.trace_context import AttributeValue, TraceContext
 from tensorhub_common.protocol.log.commands import VERSION_MAX
 from tensorhub_common.protocol.rollout import messages
@@ -197,7 +197,7 @@ class AsyncRollouts(NotCopyable):
         self._shards = shards
         self._clock = SeedingClock()
         self._sessions: SessionLine | None = None
-        """The line of the gateway that is open."""
+        """The line that is open, of a gateway or another that takes responses one by one."""
 
     def __repr__(self) -> str:
         return f"<rollouts {self.name!r} of {self.model!r} in job {self._manager.job!r}, epoch {self.epoch}>"
@@ -258,19 +258,29 @@ class AsyncRollouts(NotCopyable):
         drawn = checked_sampling(self._sampling if sampling is None else sampling)
         deadline = asyncio.get_running_loop().time() + arguments.seconds("timeout_s", timeout_s)
         given = list(checked_prompts(prompts))
+        with self._submission(len(given)) as cause:
+            return await self._submit(given, size, order, pinned, drawn, deadline, cause, newest=known)
+
+    async def _submit_calls(
+        self, calls: Sequence[Prompt], sampling: Sampling, newest: int | None, timeout_s: float
+    ) -> list[str]:
+        """Submit what a line takes the responses of, one of each prompt. Raises as `submit`."""
+        self._check_open()
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        given, drawn = list(checked_prompts(calls)), checked_sampling(sampling)
+        with self._submission(len(given)) as cause:
+            return await self._submit(given, 1, 0, None, drawn, deadline, cause, newest=newest, is_claimed=True)
+
+    @contextmanager
+    def _submission(self, groups: int) -> Iterator[TraceContext | None]:
+        """Trace a submission, and give the span that it names."""
         told: dict[str, AttributeValue] = {
             "tensorhub.model": self.model,
             "tensorhub.consumer": self.name,
-            "tensorhub.groups": len(given),
+            "tensorhub.groups": groups,
         }
         with self._tracing.root(SUBMIT, told) as call:
-            return await self._submit(given, size, order, pinned, drawn, deadline, call.context, newest=known)
-
-    async def _submit_calls(self, calls: Sequence[Prompt], sampling: Sampling) -> list[str]:
-        """Submit calls of a gateway, which takes their responses. Raises as `submit`."""
-        deadline = asyncio.get_running_loop().time() + SUBMIT_S
-        given = list(checked_prompts(calls))
-        return await self._submit(given, 1, 0, None, checked_sampling(sampling), deadline, None, is_claimed=True)
+            yield call.context
 
     async def _submit(
         self,
@@ -287,7 +297,7 @@ class AsyncRollouts(NotCopyable):
     ) -> list[str]:
         """Submit checked prompts, in as many entries as they take, and return the ids of their groups.
 
-        `newest`: what the caller knows to be published. `is_claimed`: a gateway takes their responses.
+        `newest`: what the caller knows to be published. `is_claimed`: a line takes their responses.
         """
         groups: list[str] = []
         while given:
@@ -474,17 +484,12 @@ class AsyncRollouts(NotCopyable):
                 f"nothing was ready after {wait_s:g} s, and {len(self._sessions.sessions)} sessions of the gateway are "
                 "open: one comes once its last reward is posted and its calls have ended"
             )
-        if not answer.instances:
-            return NoInstance(
-                f"nothing was ready after {wait_s:g} s, and no instance generates with model {self.model!r}: "
-                "start a runner, see 'tensorhub rollouts'"
-            )
-        if answer.is_full and answer.is_last and self._not_done:
+        if answer.instances and answer.is_full and answer.is_last and self._not_done:
             return RolloutUnavailable(
                 f"nothing was ready after {wait_s:g} s: {self._not_done} responses were yielded and are not "
                 "done. They fill the job's payloads, and no other begins until some are done: call batch.done()"
             )
-        return RolloutUnavailable(f"nothing was ready after {wait_s:g} s: see 'tensorhub rollouts'")
+        return nothing_ready(self.model, wait_s, has_instances=answer.instances > 0)
 
     async def _batch(self, picked: list[Ready]) -> AsyncBatch:
         alone = [each for each in picked if isinstance(each, EndedRequest)]
@@ -569,8 +574,8 @@ class AsyncRollouts(NotCopyable):
             call_s=arguments.seconds("call_s", call_s),
         )
 
-    def _session_line(self) -> SessionLine:
-        """Return the line of a gateway that opens. Raises `BadCommand` where one is open."""
+    def _session_line(self, leader_s: float = LEADER_S) -> SessionLine:
+        """Return the line of a gateway that opens, or of another. Raises `BadCommand` where one is open."""
         self._check_open()
         if self._sessions is not None:
             raise BadCommand("these rollouts have a gateway: close it, or attach to another name for a second one")
@@ -589,6 +594,7 @@ class AsyncRollouts(NotCopyable):
             read=self._read,
             done=self._done_of_session,
             leave=leave,
+            leader_s=leader_s,
         )
         return self._sessions
 
@@ -740,6 +746,14 @@ async def attached(rollouts: AsyncRollouts, timeout_s: float) -> AsyncRollouts:
     """Attach the rollouts to their name and return them."""
     await rollouts._attach(timeout_s)  # noqa: SLF001 (of this file)
     return rollouts
+
+
+def line_of(rollouts: AsyncRollouts, leader_s: float) -> SessionLine:
+    """Return a line that takes the rollouts' responses one by one.
+
+    `leader_s`: so long it waits for a leading manager, in seconds. Raises `BadCommand` where a gateway is open.
+    """
+    return rollouts._session_line(leader_s)  # noqa: SLF001 (of this file)
 
 
 async def _wait(event: asyncio.Event, wait_s: float) -> None:

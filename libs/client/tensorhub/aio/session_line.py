@@ -1,7 +1,9 @@
-"""What a gateway has of its trainer's rollouts: calls go in, tokens and ends come out, ended sessions go back.
+"""What takes each response of a trainer's rollouts by itself has of them: calls go in, tokens and ends come out.
 
-Always true: a call that was submitted here comes out of `ended` once, or, where this process ends before its session is
-done, out of the `batches()` of the next trainer.
+A gateway has it, whose ended sessions go back, and verl's server.
+
+Always true: a call that was submitted here comes out of `ended` once, or, where this process ends before it is done,
+out of the `batches()` of the next trainer.
 """
 
 import asyncio
@@ -16,6 +18,7 @@ from tensorhub._rollouts.manager_client import ManagerClient
 from tensorhub._rollouts.prompts import Prompt, Sampling
 from tensorhub._rollouts.responses import Response
 from tensorhub._rollouts.trajectories import EndedSession
+from tensorhub_common.errors import NoInstance, RolloutUnavailable, TensorHubError
 from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_common.protocol.rollout.questions import (
     FOLLOW_PLACES_MAX,
@@ -29,7 +32,17 @@ from tensorhub_common.protocol.rollout.questions import (
 FOLLOW_S: Final = 0.1
 """So long a question for tokens waits: calls that begin meanwhile are asked about with the next one."""
 LEADER_S: Final = 60.0
-"""So long a gateway waits for a leading manager before its calls fail."""
+"""So long a line waits for a leading manager before its calls fail, where its owner says nothing else."""
+
+
+def nothing_ready(model: str, wait_s: float, *, has_instances: bool) -> TensorHubError:
+    """Return why nothing has ended for so long, as far as instances say it."""
+    if has_instances:
+        return RolloutUnavailable(f"nothing was ready after {wait_s:g} s: see 'tensorhub rollouts'")
+    return NoInstance(
+        f"nothing was ready after {wait_s:g} s, and no instance generates with model {model!r}: start a runner, see "
+        "'tensorhub rollouts'"
+    )
 
 
 class MadeTokens(NamedTuple):
@@ -48,7 +61,7 @@ class EndedCall(NamedTuple):
 
 
 class SessionLine:
-    """The line of one gateway to its trainer's rollouts."""
+    """The line to one trainer's rollouts of what takes their responses."""
 
     def __init__(
         self,
@@ -58,25 +71,32 @@ class SessionLine:
         collector: Collector,
         *,
         said: Callable[[], tuple[int, int]],
-        submit: Callable[[Sequence[Prompt], Sampling], Awaitable[list[str]]],
+        submit: Callable[[Sequence[Prompt], Sampling, int | None, float], Awaitable[list[str]]],
         cancel: Callable[[Sequence[str]], Awaitable[None]],
         read: Callable[[list[EndedRequest]], Awaitable[list[Response]]],
         done: Callable[[tuple[RequestId, ...]], Awaitable[None]],
         leave: Callable[[], None],
+        leader_s: float,
     ) -> None:
-        """Prepare. `said`: the attachment, and its last entry in the log. The others are those of the rollouts."""
+        """Prepare. `said`: the attachment, and its last entry in the log. The others are those of the rollouts.
+
+        `leader_s`: so long a leading manager is waited for, in seconds.
+        """
         self.model, self.sampling = model, sampling
         """Of the rollouts: a call has the latter where it says nothing else."""
         self._manager, self._collector, self._said = manager, collector, said
         self._submit, self._cancel, self._read, self._done, self._leave = submit, cancel, read, done, leave
+        self._leader_s = leader_s
+        self._has_instances = False
+        """Whether an instance generates, by the manager's last answer."""
         self.sessions: set[str] = set()
         """Those that are open; the gateway keeps them."""
         self.delivered = asyncio.Event()
         """Set once another session is delivered or begins; then there is another event."""
 
-    async def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[str]:
-        """Submit calls, each with its session and turn, and return their groups. Raises as `AsyncRollouts.submit`."""
-        return await self._submit(prompts, sampling)
+    async def submit(self, prompts: Sequence[Prompt], sampling: Sampling, newest: int | None = None) -> list[str]:
+        """Submit calls and return their groups. `newest`, and what it raises: as `AsyncRollouts.submit` has them."""
+        return await self._submit(prompts, sampling, newest, self._leader_s)
 
     async def cancel(self, groups: Sequence[str]) -> None:
         """End calls: they come as `cancelled`, unless they had ended before. Raises as `AsyncRollouts.cancel`."""
@@ -91,7 +111,7 @@ class SessionLine:
         groups = list(have)[:FOLLOW_PLACES_MAX]
         places = tuple(FollowedPlace(group, 0, have[group]) for group in groups)
         question = FollowQuestion(*self._said(), places, wait_s=FOLLOW_S)
-        answer = await self._manager.follow(question, asyncio.get_running_loop().time() + LEADER_S)
+        answer = await self._manager.follow(question, asyncio.get_running_loop().time() + self._leader_s)
         return {
             groups[row.place]: MadeTokens(np.frombuffer(row.tokens, "<i4"), np.frombuffer(row.logprobs, "<f4"))
             for row in answer.rows
@@ -104,7 +124,8 @@ class SessionLine:
         if not found:
             place = self._collector.place
             question = ReadyQuestion(*self._said(), *place, wait_s=WAIT_S_MAX)
-            answer = await self._manager.ready(question, asyncio.get_running_loop().time() + LEADER_S)
+            answer = await self._manager.ready(question, asyncio.get_running_loop().time() + self._leader_s)
+            self._has_instances = answer.instances > 0
             self._collector.take(Place(question.after, question.after_request), answer)
             found = self._collector.pick_claimed()
         try:
@@ -114,6 +135,10 @@ class SessionLine:
             self._collector.put_back(found)
             raise
         return [EndedCall(each.group, each.request, made) for each, made in zip(found, responses, strict=True)]
+
+    def none_ended(self, wait_s: float) -> TensorHubError:
+        """Return why no call has ended for so long."""
+        return nothing_ready(self.model, wait_s, has_instances=self._has_instances)
 
     def begin(self, session: str) -> None:
         """Note that a session is open: `batches()` waits for it."""

@@ -26,12 +26,11 @@ from tensorhub._rollouts.prompts import PROMPT_TOKENS_MAX
 from tensorhub._rollouts.trajectories import Call, EndedSession, trajectory_of
 from tensorhub.aio.session_line import EndedCall, SessionLine
 from tensorhub_common.errors import BadCommand, TensorHubError
-from tensorhub_common.observability.logs import logger
 from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_common.runtime.supervision import Fault, Supervisor, log_only
 from tensorhub_gateway.api.calls import CallAsked, SamplingAsked
 from tensorhub_gateway.api.refusals import Refusal, bad, unavailable
-from tensorhub_gateway.app.open_calls import AGAIN_S, OpenCall, OpenCalls
+from tensorhub_gateway.app.gateway_calls import GatewayCall, GatewayCalls
 from tensorhub_gateway.chat.tokenizer import ChatTokenizer
 from tensorhub_gateway.sessions.extension import (
     HISTORY,
@@ -60,7 +59,6 @@ SHUTDOWN_S: Final = 5
 
 _NO_IDS: Final = np.empty(0, np.int32)
 _WRONG: Final = {"unknown": 404, "over": 409, "full": 429, "calls": 409, "tokens": 409, "empty": 409, "differs": 409}
-_log: Final = logger(__name__)
 
 Result = TypeVar("Result")
 
@@ -92,9 +90,6 @@ class Gateway:
         self._due = asyncio.Event()
         self._done_of: dict[str, list[tuple[Turn | None, EndedCall | RequestId]]] = {}
         """What has ended of each open session."""
-        self._done: list[RequestId] = []
-        """What is to be acknowledged: calls of which no trajectory has anything."""
-        self._has_done, self._is_acknowledged = asyncio.Event(), asyncio.Event()
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self._is_closing = False
@@ -130,16 +125,9 @@ class Gateway:
             self._thread.shutdown(wait=False)
             raise
         self.port = listening.getsockname()[1]
-        self.calls = OpenCalls(line, self._take_orphan)
-        for loop, what in (
-            (self.calls.submit_always(), "submitting calls"),
-            (self.calls.cancel_always(), "cancelling calls"),
-            (self.calls.follow_always(), "following tokens"),
-            (self.calls.end_always(), "taking the ends of calls"),
-            (self._end_sessions_always(), "ending sessions"),
-            (self._acknowledge_always(), "acknowledging calls"),
-        ):
-            self._work.start(loop, what, on_fault=self._failed)
+        self.calls = GatewayCalls(line, self._take_orphan)
+        self.calls.start(self._work, self._failed)
+        self._work.start(self._end_sessions_always(), "ending sessions", on_fault=self._failed)
         from tensorhub_gateway.app.http import web_application  # noqa: PLC0415 (it imports this module)
 
         config = uvicorn.Config(
@@ -178,9 +166,7 @@ class Gateway:
                 self._end(session, "reward" if session.is_final else "closed")
             with suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_S):
-                    while self._done:
-                        self._is_acknowledged.clear()
-                        await self._is_acknowledged.wait()
+                    await self.calls.wait_acknowledged()
         finally:
             await self._work.close()
             self._thread.shutdown(wait=False)
@@ -189,7 +175,7 @@ class Gateway:
 
     # ------------------------------------------------------------------------------------------ calls
 
-    async def begin(self, id_: str, asked: CallAsked) -> OpenCall:
+    async def begin(self, id_: str, asked: CallAsked) -> GatewayCall:
         """Begin a call of a session, from the tokens of the call before it. Raises `Refusal`."""
         if asked.model != self.model:
             raise Refusal(
@@ -213,7 +199,7 @@ class Gateway:
         except BaseException:
             self._leave(session)
             raise
-        call = OpenCall(session, turn, sampling, is_followed=asked.is_streamed)
+        call = GatewayCall(session, turn, sampling, is_followed=asked.is_streamed)
         self.calls.begin(call)
         return call
 
@@ -287,7 +273,7 @@ class Gateway:
             raise bad(None, str(why)) from None
         return sampling
 
-    def answer(self, call: OpenCall, asked: CallAsked, text: str) -> None:
+    def answer(self, call: GatewayCall, asked: CallAsked, text: str) -> None:
         """Note that a call that has ended is being answered: from now on others may go on from it."""
         assert call.ended is not None
         made = call.ended.response
@@ -296,7 +282,7 @@ class Gateway:
         reply = self.parser(asked).parse(text, call.turn.number)
         call.session.make(call.turn, array("i", made.token_ids.tolist()), text, stop_text, reply)
 
-    def end(self, call: OpenCall) -> None:
+    def end(self, call: GatewayCall) -> None:
         """Note that nobody waits for a call any more, answered or not."""
         session, turn = call.session, call.turn
         if turn.state == "open":
@@ -307,15 +293,13 @@ class Gateway:
         else:
             self._take_end(call)
 
-    async def _wait_end(self, call: OpenCall) -> None:
+    async def _wait_end(self, call: GatewayCall) -> None:
         """Wait for the end of a call that was given up: it is done with its session."""
-        while call.ended is None and call.error is None:
-            call.news.clear()
-            await call.news.wait()
+        await call.wait()
         self._take_end(call)
 
-    def _take_end(self, call: OpenCall) -> None:
-        if call.ended is not None and (call.error is None or call.error.code != "unavailable"):
+    def _take_end(self, call: GatewayCall) -> None:
+        if call.ended is not None:
             # Its prompt is in the session once, not in each of its calls.
             response = replace(call.ended.response, prompt_ids=_NO_IDS)
             self._done_of.setdefault(call.session.id, []).append((call.turn, call.ended._replace(response=response)))
@@ -326,7 +310,7 @@ class Gateway:
         if session in self.sessions.open:
             self._done_of.setdefault(session, []).append((None, request))
         else:
-            self._not_needed(request)
+            self.calls.acknowledge(request)
 
     def _leave(self, session: Session) -> None:
         self.sessions.leave(session, time.monotonic())
@@ -364,27 +348,8 @@ class Gateway:
         trajectories = tuple(_trajectories(session, responses, end))
         self.line.deliver(EndedSession(session.id, requests, trajectories))
         if not trajectories:
-            self._not_needed(*requests)
-
-    def _not_needed(self, *requests: RequestId) -> None:
-        """Take calls of which no trajectory has anything: they are acknowledged soon."""
-        self._done.extend(requests)
-        self._has_done.set()
-
-    async def _acknowledge_always(self) -> NoReturn:
-        while True:
-            await self._has_done.wait()
-            self._has_done.clear()
-            requests = tuple(self._done)
-            try:
-                await self.line.acknowledge(requests)
-            except TensorHubError as why:
-                _log.debug("calls could not be acknowledged yet", calls=len(requests), why=str(why))
-                self._has_done.set()
-                await asyncio.sleep(AGAIN_S)
-                continue
-            del self._done[: len(requests)]
-            self._is_acknowledged.set()
+            # `batches()` yields nothing of them.
+            self.calls.acknowledge(*requests)
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
         return await asyncio.wrap_future(self._thread.submit(work))

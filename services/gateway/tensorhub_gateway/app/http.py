@@ -33,7 +33,7 @@ from tensorhub_gateway.api.calls import (
     session_id,
 )
 from tensorhub_gateway.api.refusals import Refusal, bad, unavailable
-from tensorhub_gateway.app.open_calls import OpenCall
+from tensorhub_gateway.app.gateway_calls import GatewayCall
 from tensorhub_gateway.chat.tokenizer import TextStream
 from tensorhub_gateway.sessions.session import ChatAsked
 from tensorhub_gateway.sessions.tools import HeldText
@@ -209,7 +209,7 @@ class _CallResponse(Response):
 class _Answer:
     """Makes the bodies of one answer from a call that is under way."""
 
-    def __init__(self, gateway: "Gateway", call: OpenCall, asked: CallAsked) -> None:
+    def __init__(self, gateway: "Gateway", call: GatewayCall, asked: CallAsked) -> None:
         self.has_begun = False
         """Whether something of a stream was sent."""
         self._gateway, self._call, self._asked = gateway, call, asked
@@ -236,9 +236,9 @@ class _Answer:
             self._of,
             _reply_of(call),
             self._finish(),
-            answers.Usage(len(call.prompt), len(ids)),
+            answers.Usage(len(call.prompt_ids), len(ids)),
             tokens=self._tokens(ids, logprobs),
-            ids=answers.Ids(call.prompt, ids) if self._asked.has_token_ids else None,
+            ids=answers.Ids(call.prompt_ids, ids) if self._asked.has_token_ids else None,
         )
 
     async def parts(self) -> AsyncIterator[dict[str, Any]]:
@@ -272,10 +272,10 @@ class _Answer:
             yield answers.chunk(self._of, "", reply=reply)
         yield answers.chunk(self._of, "", finish=self._finish())
         if asked.has_usage:
-            yield answers.usage_chunk(self._of, answers.Usage(len(call.prompt), len(ids)))
+            yield answers.usage_chunk(self._of, answers.Usage(len(call.prompt_ids), len(ids)))
 
     def _chunk(self, text: str, ids: "array[int]", logprobs: "array[float]", *, is_first: bool) -> dict[str, Any]:
-        shown = answers.Ids(self._call.prompt, ids) if self._asked.has_token_ids else None
+        shown = answers.Ids(self._call.prompt_ids, ids) if self._asked.has_token_ids else None
         return answers.chunk(self._of, text, is_first=is_first, tokens=self._tokens(ids, logprobs), ids=shown)
 
     def _is_over(self) -> bool:
@@ -316,7 +316,7 @@ class _Answer:
         return [answers.Token(text([each]), logprob) for each, logprob in zip(ids, logprobs, strict=True)]
 
 
-def _reply_of(call: OpenCall) -> Any:  # noqa: ANN401 (a reply, once the call is answered)
+def _reply_of(call: GatewayCall) -> Any:  # noqa: ANN401 (a reply, once the call is answered)
     assert call.turn.reply is not None
     return call.turn.reply
 

@@ -6,21 +6,21 @@ after an update begins on that version or a newer one, `staleness` versions befo
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from verl.workers.rollout.replica import TokenOutput
 
 import tensorhub
 from tensorhub import NotInThisVersion, Prompt, Response, Sampling, TensorHubError
 from tensorhub._rollouts.prompts import checked_prompts
+from tensorhub.aio.open_calls import OpenCall, OpenCalls
+from tensorhub.aio.rollouts import line_of
 from tensorhub.integrations.verl.checkpoint_engine import published_after
+from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_common.runtime.supervision import Fault, Supervisor
 
-SUBMITTED_TOGETHER_MAX: Final = 256
-"""Limit of the requests of one submission."""
 STEPS_KEPT_MAX: Final = 4096
 """Limit of the versions whose training step is remembered, the latest."""
 
@@ -37,6 +37,7 @@ NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
     "n": (1,),
 }
 """What runners can't follow, with the values that ask for nothing."""
+NOT_STARTED: Final = "verl's rollout server was not started"
 
 
 @dataclass(frozen=True)
@@ -61,22 +62,6 @@ class ServerSettings:
     """The bound in seconds of an update, from its beginning to the publication."""
 
 
-class _Request:
-    """One request that is under way."""
-
-    def __init__(self, prompt: Prompt, sampling: Sampling) -> None:
-        self.prompt, self.sampling = prompt, sampling
-        self.answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-
-    def end(self, made: Response) -> None:
-        if not self.answer.done():
-            self.answer.set_result(made)
-
-    def fail(self, why: BaseException) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(why)
-
-
 class RolloutServer:
     """The actor. verl's clients call `generate`, its checkpoint manager the rest."""
 
@@ -86,22 +71,12 @@ class RolloutServer:
         self._work = Supervisor("verl's requests", on_fault=self._failed)
         self._hub: tensorhub.AsyncHub | None = None
         self._rollouts: tensorhub.AsyncRollouts | None = None
-        self._waiting: deque[_Request] = deque()
-        self._has_waiting = asyncio.Event()
-        self._submitting: list[_Request] = []
-        """Those of the submission that is under way."""
-        self._early: dict[str, Response] = {}
-        """By group, what came before that submission had said which groups are its own."""
-        self._open: dict[str, _Request] = {}
-        """By group, what is submitted."""
-        self._has_open = asyncio.Event()
+        self._calls: OpenCalls[OpenCall] | None = None
         self._may_begin = asyncio.Event()
         self._may_begin.set()
         self._refuses = False
         self._fault: TensorHubError | None = None
         self._after: int | None = None
-        self._newest: int | None = None
-        """The version of the last update."""
         self._steps: dict[int, int] = {}
         """The training step of each version, in their order."""
 
@@ -119,13 +94,16 @@ class RolloutServer:
             on_update=asked.on_update,
             sampling=asked.sampling,
         )
-        self._work.start(self._submit_always(self._rollouts), "submitting requests")
-        self._work.start(self._take_always(self._rollouts), "taking responses")
+        line = line_of(self._rollouts, asked.wait_s)
+        self._calls = OpenCalls(line, self._drop, silence_s=asked.wait_s)
+        self._calls.start(self._work)
 
     async def close(self) -> None:
         """Detach and end the connection."""
         await self._work.close()
-        self._fail_all(TensorHubError("verl's rollout server was closed"))
+        self._fault = TensorHubError("verl's rollout server was closed")
+        if self._calls is not None:
+            self._calls.fail_all(self._fault)
         if self._rollouts is not None:
             await self._rollouts.close()
         if self._hub is not None:
@@ -152,16 +130,14 @@ class RolloutServer:
         """
         _check_more(more)
         ids = [int(each) for each in prompt_ids]
-        request = _Request(Prompt(ids), self._sampling(len(ids), sampling_params))
+        call = OpenCall(Prompt(ids), self._sampling(len(ids), sampling_params))
         # Here, since a submission has the requests of others too.
-        list(checked_prompts([request.prompt]))
+        list(checked_prompts([call.prompt]))
         if not await self._admitted():
             return TokenOutput(token_ids=[], stop_reason="aborted", extra_fields=self._steps_of([]))
         if self._fault is not None:
             raise self._fault
-        self._waiting.append(request)
-        self._has_waiting.set()
-        made = await request.answer
+        made = await self._open_calls().response(call)
         if made.finish_reason not in ("stop", "length"):
             raise TensorHubError(f"request {request_id} of {len(ids)} tokens {_why_not(made)}")
         return TokenOutput(
@@ -215,76 +191,19 @@ class RolloutServer:
             "token_versions": versions,
         }
 
-    # ------------------------------------------------------------------------------------------ loops
-
-    async def _submit_always(self, rollouts: tensorhub.AsyncRollouts) -> NoReturn:
-        """Submit what waits: what comes while one submission is under way goes with the next."""
-        while True:
-            await self._has_waiting.wait()
-            requests = self._submitting = self._next_waiting()
-            if not requests:
-                self._has_waiting.clear()
-                continue
-            try:
-                prompts = [each.prompt for each in requests]
-                groups = await rollouts.submit(prompts, sampling=requests[0].sampling, newest=self._newest)
-            except TensorHubError as why:
-                for each in requests:
-                    each.fail(why)
-            else:
-                for group, each in zip(groups, requests, strict=True):
-                    if group in self._early:
-                        each.end(self._early[group])
-                    else:
-                        self._open[group] = each
-                self._has_open.set()
-            self._submitting = []
-            self._early.clear()
-
-    def _next_waiting(self) -> list[_Request]:
-        """Take the first ones that wait, of one sampling."""
-        found: list[_Request] = []
-        while self._waiting and len(found) < SUBMITTED_TOGETHER_MAX:
-            if found and self._waiting[0].sampling != found[0].sampling:
-                break
-            request = self._waiting.popleft()
-            if not request.answer.done():
-                found.append(request)
-        return found
-
-    async def _take_always(self, rollouts: tensorhub.AsyncRollouts) -> NoReturn:
-        while True:
-            await self._has_open.wait()
-            try:
-                await self._take_open(rollouts)
-            except TensorHubError as why:
-                # What is submitted meanwhile has waited for nothing yet, and may wait for a next instance.
-                given_up = self._open
-                self._open = {}
-                for request in given_up.values():
-                    request.fail(why)
-            if not self._open:
-                self._has_open.clear()
-
-    async def _take_open(self, rollouts: tensorhub.AsyncRollouts) -> None:
-        async for batch in rollouts.batches(1, wait_s=self._settings.wait_s):
-            for each in batch.responses:
-                request = self._open.pop(each.group, None)
-                if request is not None:
-                    request.end(each)
-                elif self._submitting:
-                    self._early[each.group] = each
-            await batch.done()
+    def _drop(self, session: str | None, request: RequestId) -> None:
+        """Take what has ended and nothing here waits for: it does not come again."""
+        del session
+        self._open_calls().acknowledge(request)
 
     def _failed(self, fault: Fault) -> None:
         self._fault = TensorHubError(f"verl's rollout server has failed: {fault}")
-        self._fail_all(self._fault)
+        self._open_calls().fail_all(self._fault)
 
-    def _fail_all(self, why: TensorHubError) -> None:
-        for each in (*self._waiting, *self._submitting, *self._open.values()):
-            each.fail(why)
-        self._waiting.clear()
-        self._open.clear()
+    def _open_calls(self) -> OpenCalls[OpenCall]:
+        if self._calls is None:
+            raise TensorHubError(NOT_STARTED)
+        return self._calls
 
     # ------------------------------------------------------------------------------------------ updates
 
@@ -313,7 +232,7 @@ class RolloutServer:
                 f"no version after {after} of {self._settings.model} came within {self._settings.update_s:g} s: look "
                 "at rank 0 of the actor, or allow more with timeout_s"
             ) from None
-        self._newest = version
+        self._open_calls().newest = version
         if global_steps is not None:
             self._steps[version] = int(global_steps)
             if len(self._steps) > STEPS_KEPT_MAX:
@@ -336,7 +255,7 @@ class RolloutServer:
 
     def _connected(self) -> tensorhub.AsyncHub:
         if self._hub is None:
-            raise TensorHubError("verl's rollout server was not started")
+            raise TensorHubError(NOT_STARTED)
         return self._hub
 
 
