@@ -15,9 +15,9 @@ from collections.abc import Awaitable
 from pathlib import Path
 
 import torch
+from tests.integrations.trainers import draw
 from tests.integrations.vllm.conftest import free_port
 from tests.integrations.vllm.processes import VllmProcess
-from tests.integrations.vllm.trainers import draw
 
 import tensorhub
 from benchmarks.vllm.model import saved_model

@@ -1,31 +1,24 @@
 """A real SGLang server on a CPU follows versions: its greedy tokens are those of each version, and come once."""
 
 import asyncio
-import os
-import signal
-import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-import aiohttp
 import pytest
 import pytest_asyncio
 import torch
 from tests.integrations.qwen2 import save_qwen2
+from tests.integrations.servers import ServerProcess, runner_beside
 from tests.integrations.sglang.without_kernels import python_path
-from tests.integrations.vllm.processes import runner_beside
-from tests.integrations.vllm.trainers import Trainer, draw
-from tests.kit.hubs import RunningHub, new_job, running_hub
-from tests.kit.waiting import until
+from tests.integrations.trainers import Trainer, draw
+from tests.kit.hubs import RunningHub, new_job
 from transformers import Qwen2ForCausalLM
 
 import tensorhub
 from tensorhub import Prompt, Sampling
-from tensorhub.local.hub import LocalRollouts
 from tensorhub_runner.servers.sglang import LOADER
 
 START_S: Final = 300.0
@@ -39,49 +32,24 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(3 *
 
 
 @dataclass
-class SglangProcess:
-    """One server, which may be killed and started again. Attention by torch needs no kernels of a GPU."""
+class SglangProcess(ServerProcess):
+    """One server of SGLang. Attention by torch needs no kernels of a GPU."""
 
-    model: Path
-    port: int
-    log: Path
-    process: "subprocess.Popen[bytes] | None" = field(default=None, init=False)
+    health: ClassVar[str] = "/ready"
+    start_s: ClassVar[float] = START_S
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def start(self) -> None:
+    def command(self) -> list[str]:
         command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(self.model), "--device", "cpu"]
         command += ["--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--dtype", "float32"]
         command += ["--host", "127.0.0.1", "--port", str(self.port), "--skip-tokenizer-init"]
         command += ["--max-total-tokens", "16384", "--max-running-requests", "32", "--context-length", "512"]
-        command += ["--incremental-streaming-output", "--custom-weight-loader", LOADER]
-        environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": python_path(self.log.parent / "modules")}
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+        return [*command, "--incremental-streaming-output", "--custom-weight-loader", LOADER]
 
-    async def ready(self) -> None:
-        async def answers() -> bool:
-            assert self.process is not None
-            assert self.process.poll() is None, self.log.read_text()[-3000:]
-            with suppress(OSError, aiohttp.ClientError):
-                async with aiohttp.ClientSession() as session, session.get(self.url + "/ready") as got:
-                    return got.status == 200
-            return False
-
-        await until(answers, f"the server at {self.url} answers", START_S)
-
-    def kill(self) -> None:
-        if self.process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+    def environment(self) -> Mapping[str, str]:
+        return {"HF_HUB_OFFLINE": "1", "PYTHONPATH": python_path(self.log.parent / "modules")}
 
     async def version(self) -> str:
-        async with aiohttp.ClientSession() as session, session.get(self.url + "/model_info") as got:
-            said: dict[str, Any] = await got.json()
-        return str(said["weight_version"])
+        return str((await self.ask("GET", "/model_info"))["weight_version"])
 
 
 @pytest.fixture(scope="session", params=[False, True], ids=["untied", "tied"])
@@ -89,14 +57,6 @@ def model_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     folder = tmp_path_factory.mktemp("model")
     save_qwen2(folder, is_tied=request.param)
     return folder
-
-
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningHub]:
-    async with running_hub(
-        tmp_path_factory.mktemp("hub"), hosts=2, rollouts=LocalRollouts(), TENSORHUB_METRICS="0"
-    ) as running:
-        yield running
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -13,7 +13,7 @@ import torch
 from tests.integrations.qwen2 import save_qwen2
 from tests.integrations.sglang.ranks import RANKS
 from tests.integrations.sglang.without_kernels import python_path
-from tests.integrations.vllm.trainers import Trainer
+from tests.integrations.trainers import Trainer
 from tests.kit.fake_sglang import FakeSglang
 from tests.kit.hubs import RunningHub, new_job, running_hub
 

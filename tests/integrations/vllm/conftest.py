@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from tests.integrations.qwen2 import save_qwen2
+from tests.integrations.servers import hub_of_two_hosts
 from tests.integrations.vllm.processes import ENVIRONMENT, VllmProcess
 from tests.kit import fork_server
-from tests.kit.hubs import RunningHub, running_hub
 
 from tensorhub.integrations.vllm import ENDS_WITH
-from tensorhub.local.hub import LocalRollouts
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -59,9 +58,4 @@ async def servers(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) 
             each.kill()
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningHub]:
-    async with running_hub(
-        tmp_path_factory.mktemp("hub"), hosts=2, rollouts=LocalRollouts(), TENSORHUB_METRICS="0"
-    ) as running:
-        yield running
+hub = hub_of_two_hosts

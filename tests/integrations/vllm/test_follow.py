@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from tests.integrations.qwen2 import save_qwen2
-from tests.integrations.vllm.processes import START_S, VllmProcess, runner_beside
-from tests.integrations.vllm.trainers import Trainer, draw
+from tests.integrations.servers import runner_beside
+from tests.integrations.trainers import Trainer, draw
+from tests.integrations.vllm.processes import START_S, VllmProcess
 from tests.kit.hubs import RunningHub, new_job
 from tests.kit.waiting import until
 from transformers import Qwen2ForCausalLM

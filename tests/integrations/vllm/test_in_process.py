@@ -11,10 +11,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.integrations.trainers import Trainer
 from tests.integrations.vllm.processes import ENVIRONMENT, START_S
 from tests.integrations.vllm.test_follow import TOKENS, of_fresh_engines
 from tests.integrations.vllm.test_rollouts import check, prompts
-from tests.integrations.vllm.trainers import Trainer
 from tests.kit.hubs import RunningHub, new_job
 from tests.kit.waiting import until
 

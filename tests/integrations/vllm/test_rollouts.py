@@ -12,8 +12,9 @@ import aiohttp
 import numpy as np
 import pytest
 import torch
-from tests.integrations.vllm.processes import START_S, VllmProcess, runner_beside
-from tests.integrations.vllm.trainers import Trainer
+from tests.integrations.servers import runner_beside
+from tests.integrations.trainers import Trainer
+from tests.integrations.vllm.processes import START_S, VllmProcess
 from tests.kit.hubs import RunningHub, new_job
 from tests.kit.waiting import until
 

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.integrations.vllm.processes import START_S, VllmProcess, runner_beside
+from tests.integrations.servers import runner_beside
+from tests.integrations.trainers import draw
+from tests.integrations.vllm.processes import START_S, VllmProcess
 from tests.integrations.vllm.test_follow import PROMPTS, TOKENS, of_version
-from tests.integrations.vllm.trainers import draw
 from tests.kit.hubs import RunningHub, new_job
 from tests.kit.waiting import until
 from transformers import Qwen2ForCausalLM

@@ -9,8 +9,9 @@ from typing import Final
 
 import numpy as np
 import pytest
+from tests.integrations.servers import runner_beside
 from tests.integrations.vllm.conftest import free_port
-from tests.integrations.vllm.processes import VllmProcess, runner_beside
+from tests.integrations.vllm.processes import VllmProcess
 from tests.kit.hubs import RunningHub, new_job
 
 pytest.importorskip("trl")
