@@ -4,7 +4,6 @@
 # verl stands in no environment of the checks.
 
 from collections.abc import Iterator
-from itertools import chain
 from typing import Any, Final
 
 import torch
@@ -91,7 +90,8 @@ class ModelActor(Actor):
 
     def weights(self, step: int) -> Iterator[tuple[str, torch.Tensor]]:
         module = model_at(self.directory, step)
-        return ((name, each.detach()) for name, each in chain(module.named_parameters(), module.named_buffers()))
+        # As verl's engines: without the tables of positions, which are in no state dict.
+        yield from module.state_dict().items()
 
 
 class Adapter(BaseRollout):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tensorhub.aio.hub import AsyncHub
 from tensorhub.aio.shard import AsyncShard
 from tensorhub.cli.runner import TIDY_S, CommandDeadline
+from tensorhub.mapping import Mapping
 from tensorhub.specs import TensorSpec
 from tensorhub_common.layout.layout import Layout
 from tensorhub_common.protocol.queries import ReplicaInfo
@@ -41,13 +42,17 @@ class TemporaryReplica:
             shards.append(await self._registered(hub, place, bound.left_s(f"registering shard {member.shard}")))
         return shards
 
-    async def register_module(self, hub: AsyncHub, module: "nn.Module", bound: CommandDeadline) -> AsyncShard:
-        """Bring one shard, whose memory becomes that of the module's parameters."""
+    async def register_module(
+        self, hub: AsyncHub, module: "nn.Module", mapping: Mapping | None, bound: CommandDeadline
+    ) -> AsyncShard:
+        """Bring one shard, whose memory becomes that of the module's parameters. `mapping`: as `register` has it."""
         from tensorhub._tensors.description import describe  # noqa: PLC0415 (it imports torch, which other commands do without)
 
-        self._places.append(_Place(0, 1, _specs(describe(module).layout)))
+        self._places.append(_Place(0, 1, _specs(describe(module, mapping).layout)))
         timeout_s = bound.left_s("registering the model")
-        return await hub.register(self.model, module, replica=self.name, spot=True, timeout_s=timeout_s)
+        return await hub.register(
+            self.model, module, replica=self.name, spot=True, mapping=mapping, timeout_s=timeout_s
+        )
 
     async def release(self, hub: AsyncHub) -> None:
         """Take back, on another connection, what is left there."""

@@ -1,9 +1,10 @@
 """Makes the engine that the settings name: one of this package, a server, or one of the user's own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from importlib import import_module
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
+from tensorhub.mapping import LEFT_OUT, Mapping, Rule
 from tensorhub_common.config.settings import InvalidSetting, Settings
 from tensorhub_runner.engines.engine import Engine
 from tensorhub_runner.servers.server import Server
@@ -21,6 +22,14 @@ class LoadedEngine(NamedTuple):
 
     engine: Engine
     module: "torch.nn.Module"
+    computed: frozenset[str] = frozenset()
+    """The buffers that the module has computed by itself, by every name: a version may lack them."""
+
+    def mapping(self, sent: Collection[str]) -> Mapping | None:
+        """Return what leaves those out of the module that a version of these tensors lacks; None: it has all."""
+        own = sorted(self.computed.difference(sent))
+        rules = tuple(Rule(each, LEFT_OUT) for each in own)
+        return Mapping("what a version lacks and the engine computes", rules, unknown="keep") if own else None
 
 
 def server_of(settings: Settings) -> Server | None:
@@ -94,7 +103,7 @@ def load_engine(settings: Settings) -> LoadedEngine:
 
 def _torch_engine(settings: Settings) -> LoadedEngine:
     """Make the torch engine of a model whose values come from the hub."""
-    from tensorhub_runner.engines.models import build  # noqa: PLC0415 (torch and transformers take seconds)
+    from tensorhub_runner.engines.models import build, computed_buffers  # noqa: PLC0415 (torch and transformers take seconds)
     from tensorhub_runner.engines.schedule import EngineLimits  # noqa: PLC0415
     from tensorhub_runner.engines.torch_engine import TorchEngine  # noqa: PLC0415
 
@@ -114,4 +123,5 @@ def _torch_engine(settings: Settings) -> LoadedEngine:
     except (AssertionError, RuntimeError) as why:  # Torch raises either, as it was built or as the machine is.
         raise InvalidSetting(f"TENSORHUB_RUNNER_DEVICE={settings.runner_device} can't be used: {why}") from None
     limits = EngineLimits(slots=settings.runner_slots)
-    return LoadedEngine(TorchEngine(model, is_exact=settings.runner_exact, limits=limits), model)
+    engine = TorchEngine(model, is_exact=settings.runner_exact, limits=limits)
+    return LoadedEngine(engine, model, computed_buffers(model))

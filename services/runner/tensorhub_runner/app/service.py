@@ -9,7 +9,6 @@ from typing import Final
 from opentelemetry.metrics import Meter
 
 import tensorhub
-from tensorhub.aio.shard import AsyncShard
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.config.settings import Settings
 from tensorhub_common.errors import TensorHubError
@@ -22,6 +21,7 @@ from tensorhub_runner.app.engine_driver import EngineDriver
 from tensorhub_runner.app.engine_thread import EngineThread
 from tensorhub_runner.app.engines import LoadedEngine, load_engine, server_of
 from tensorhub_runner.app.leader_link import LeaderLink
+from tensorhub_runner.app.module_weights import ModuleWeights
 from tensorhub_runner.app.served_weights import ServedWeights
 from tensorhub_runner.app.server_driver import ServerDriver
 from tensorhub_runner.app.weight_follower import WeightFollower
@@ -50,7 +50,7 @@ class RunnerService:
         self._work = Supervisor(f"runner {self.id!r}")
         self._hub: tensorhub.AsyncHub | None = None
         self._driver: EngineDriver | None = None
-        self._weights: AsyncShard | ServedWeights | None = None
+        self._weights: ModuleWeights | ServedWeights | None = None
         self._is_leaving = False
         self.link: LeaderLink | None = None
         """From when the engine is loaded on."""
@@ -99,16 +99,16 @@ class RunnerService:
 
     async def _brought(
         self, hub: tensorhub.AsyncHub, driver: EngineDriver, loaded: LoadedEngine | None
-    ) -> "AsyncShard | ServedWeights":
+    ) -> ModuleWeights | ServedWeights:
         """Return where the engine's weights come from."""
         settings = self._settings
         model, replica = settings.runner_hub_model, settings.runner_replica or self.id
         if loaded is None:
             assert isinstance(driver, ServerDriver)
             return ServedWeights(hub, driver, model, replica, is_spot=settings.runner_spot)
-        return await hub.register(
-            model, loaded.module, replica=replica, spot=settings.runner_spot, install=settings.runner_install
-        )
+        weights = ModuleWeights(hub, loaded, settings, replica)
+        await weights.begin()
+        return weights
 
     async def close(self) -> None:
         """Let go of engine and replica. What was running goes on elsewhere."""
@@ -124,7 +124,7 @@ class RunnerService:
                 # The wait for a newer version goes on at the agent for seconds, for instance.
                 _log.info("the replica stays with the agent, for the next process", why=str(why))
 
-    async def _release(self, weights: "AsyncShard | ServedWeights") -> None:
+    async def _release(self, weights: ModuleWeights | ServedWeights) -> None:
         """Give the memory of a runner back that does not come again. A wait for a newer version ends first."""
         try:
             async with asyncio.timeout(RELEASE_LEAVING_S_MAX):

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
@@ -15,8 +16,10 @@ LONG_ROPES: Final = ("dynamic", "longrope")
 def build(config: str | os.PathLike[str] | Mapping[str, Any], dtype: torch.dtype | None = None) -> PreTrainedModel:
     """Return a causal language model without values, from a Hugging Face config.json, its folder, or its content.
 
-    The memory of its parameters is not written, so that it takes none until a version comes from the hub. `dtype` None
-    is the configuration's own. Raises `ValueError` where transformers can't make a causal language model of it.
+    The memory of its parameters is not written, so that it takes none until a version comes from the hub. Buffers that
+    transformers computes, as tables of positions, have their values. `dtype` None is the configuration's own.
+
+    Raises `ValueError` where transformers can't make a causal language model of it.
     """
     try:
         if isinstance(config, Mapping):
@@ -34,6 +37,11 @@ def build(config: str | os.PathLike[str] | Mapping[str, Any], dtype: torch.dtype
         ) from error
     assert isinstance(model, PreTrainedModel)
     return model.eval()
+
+
+def computed_buffers(model: nn.Module) -> frozenset[str]:
+    """Return by every name the buffers that a model computes for itself: those that are in no `state_dict()` of it."""
+    return frozenset(name for name, _ in model.named_buffers(remove_duplicate=False)).difference(model.state_dict())
 
 
 def context_tokens(model: PreTrainedModel) -> int | None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.kit.tiny_engines import CONFIGS, tiny
 
+from tensorhub._tensors.description import describe
 from tensorhub_common.config.settings import InvalidSetting, load
 from tensorhub_runner.app.engines import load_engine, server_of
 from tensorhub_runner.servers.sglang import SglangServer
@@ -68,3 +69,18 @@ def test_a_gpu_that_is_not_there_is_told(model: str) -> None:
     settings = {"TENSORHUB_RUNNER_MODEL": model, "TENSORHUB_RUNNER_DEVICE": "cuda", "TENSORHUB_RUNNER_EXACT": "off"}
     with pytest.raises(InvalidSetting, match="TENSORHUB_RUNNER_DEVICE=cuda can't be used"):
         load_engine(load(settings))
+
+
+def test_what_is_registered_is_what_the_version_has_of_what_the_engine_computes(model: str) -> None:
+    loaded = load_engine(load({"TENSORHUB_RUNNER_MODEL": model}))
+    module = loaded.module
+    parameters = [*dict(module.named_parameters())]
+    (table, other) = sorted(loaded.computed)
+    for of_version, left_out in (([table, other], []), ([other], [table]), ([], [table, other])):
+        sent = [*parameters, *of_version]
+        registered = describe(module, loaded.mapping(sent))
+        kept = {name: each for name, each in module.named_buffers() if name not in left_out}
+        assert registered.layout == describe({**dict(module.named_parameters()), **kept}).layout
+    assert loaded.mapping([*parameters, table, other]) is None
+    # A weight is never left out, whatever a version has.
+    assert {*parameters} <= {each.name for each in describe(module, loaded.mapping([])).layout.tensors}

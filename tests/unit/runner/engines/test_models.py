@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 from tests.kit.tiny_engines import CONFIGS, CONTEXT
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from tensorhub_runner.engines.models import build, context_tokens
+from tensorhub_runner.engines.models import build, computed_buffers, context_tokens
 
 CONFIG: dict[str, Any] = {"model_type": "qwen2", **CONFIGS["qwen2"]}
 
@@ -52,3 +53,27 @@ def test_a_model_whose_weights_are_tied_has_them_once_as_its_trainer_has() -> No
     assert "lm_head.weight" not in dict(tied.named_parameters())
     alone = build({**CONFIG, "tie_word_embeddings": False})
     assert "lm_head.weight" in dict(alone.named_parameters())
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_no_state_dict_has_is_computed_as_transformers_does(
+    family: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    config = {"model_type": family, **CONFIGS[family]}
+    whole = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=dtype)
+    whole.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+    model = build(config, dtype)
+    computed = computed_buffers(model)
+    assert computed.isdisjoint(model.state_dict())
+    assert {*model.state_dict()} | computed == {
+        *(name for name, _ in model.named_parameters(remove_duplicate=False)),
+        *(name for name, _ in model.named_buffers()),
+    }
+    assert bool(computed) == (family != "gpt2")
+    for name in computed:
+        own = model.get_buffer(name)
+        for theirs in (whole.get_buffer(name), loaded.get_buffer(name)):
+            assert own.dtype == theirs.dtype
+            assert torch.equal(*(each.reshape(-1).view(torch.uint8) for each in (own, theirs))), name

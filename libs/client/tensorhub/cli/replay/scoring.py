@@ -8,7 +8,7 @@ Always true: nothing is said to be confirmed that was not scored; the replica is
 import asyncio
 import importlib
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import msgspec
@@ -30,6 +30,7 @@ from tensorhub.aio.shard import AsyncShard
 from tensorhub.cli.progress_bar import Bar
 from tensorhub.cli.runner import AgentTarget, CommandDeadline, hub_of
 from tensorhub.cli.temporary_replica import TemporaryReplica
+from tensorhub.mapping import Mapping
 from tensorhub_common.config.settings import Settings
 from tensorhub_common.errors import BadPrompt, VersionUnavailable
 from tensorhub_common.protocol.rollout import messages
@@ -71,6 +72,9 @@ class LoadedEngine(Protocol):
     engine: ScoringEngine
     module: "nn.Module"
 
+    def mapping(self, sent: Collection[str]) -> Mapping | None:
+        """Return what leaves out of the module what it computes itself and a version of these tensors lacks."""
+
 
 class RunPlace(NamedTuple):
     """A run: which response of the file, and which of its runs."""
@@ -105,7 +109,7 @@ async def score(door: AgentTarget, loaded: LoadedEngine, found: Sequence[Respons
             asked = await hub.versions(model, timeout_s=bound.left_s("asking the registry for the versions"))
             known = {each.version: each for each in asked}
             missing = {version: why_gone(model, version, known.get(version)) for version in by_version}
-            shard = None if all(missing.values()) else await guest.register_module(hub, loaded.module, bound)
+            shard = None if all(missing.values()) else await _registered(hub, guest, loaded, bound)
         for version, places in sorted(by_version.items()):
             why = missing[version] or await _fetch(hub, shard, version, CommandDeadline(timeout_s))
             if shard is None or why:
@@ -113,6 +117,14 @@ async def score(door: AgentTarget, loaded: LoadedEngine, found: Sequence[Respons
             else:
                 scores |= await _score_version(loaded.engine, found, version, places, shard.root)
     return scores
+
+
+async def _registered(
+    hub: AsyncHub, guest: TemporaryReplica, loaded: LoadedEngine, bound: CommandDeadline
+) -> AsyncShard:
+    """Register the module as a runner does, so that equal weights have equal roots."""
+    sent = await hub.specs(guest.model, timeout_s=bound.left_s("asking the registry what versions have"))
+    return await guest.register_module(hub, loaded.module, loaded.mapping(sent), bound)
 
 
 def _by_version(found: Sequence[ResponseRecord]) -> dict[int, list[RunPlace]]:
