@@ -77,3 +77,11 @@ def test_what_no_state_dict_has_is_computed_as_transformers_does(
         for theirs in (whole.get_buffer(name), loaded.get_buffer(name)):
             assert own.dtype == theirs.dtype
             assert torch.equal(*(each.reshape(-1).view(torch.uint8) for each in (own, theirs))), name
+
+
+def test_a_buffer_of_a_state_dict_is_not_computed() -> None:
+    model = build(CONFIG)
+    before = computed_buffers(model)
+    model.register_buffer("sent", torch.ones(1))
+    model.register_buffer("own", torch.ones(1), persistent=False)
+    assert computed_buffers(model) == before | {"own"}
