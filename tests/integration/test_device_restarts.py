@@ -16,7 +16,8 @@ from tests.kit.tensors import assert_same_bytes, full, shown, write
 from tests.kit.waiting import until, until_answer
 
 import tensorhub
-from tensorhub import TensorSpec, VersionUnavailable
+from tensorhub import AgentUnavailable, TensorSpec, VersionUnavailable
+from tensorhub._agent.session import AgentSession
 from tensorhub.arguments import Install
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -173,6 +174,31 @@ async def test_a_connection_that_breaks_leaves_the_shard_where_it_is(hub: Runnin
             engine = await there.register("m", full(0), replica="engine")
             assert await engine.replicate(1, timeout_s=WAIT_S) == 1
             await engine.release()
+
+
+@pytest.mark.parametrize("install", ["staged", pytest.param("in-place", marks=pytest.mark.long)])
+async def test_a_shard_whose_memory_is_not_taken_back_is_registered_again(
+    hub: RunningHub, monkeypatch: pytest.MonkeyPatch, install: Install
+) -> None:
+    """As by an agent of an earlier release."""
+    async with hub.connected() as (here, there):
+        trainer = await here.register("m", full(1), replica="trainer", memory=GPU, install=install)
+        await trainer.publish()
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                AgentSession, "_registration", lambda _, shard, number, left_s: shard.spec.call(number, left_s)
+            )
+            await hub.until_back("agent-0", hub.kill("agent-0"))
+            with pytest.raises(AgentUnavailable, match="came back without the memory"):
+                await trainer.publish(2, timeout_s=WAIT_S)
+        assert shown(trainer) == {1.0}
+        again = await here.register("m", dict(trainer.tensors), replica="trainer", memory=GPU, install=install)
+        for version in (2, 3):
+            async with again.overwriting(publish=True, version=version, timeout_s=WAIT_S):
+                write(again, full(version))
+            engine = await there.register("m", full(0), replica=f"engine-{version}")
+            assert await engine.replicate(version, timeout_s=WAIT_S) == version
+            assert shown(engine) == shown(again) == {float(version)}
 
 
 @pytest.mark.long
