@@ -23,6 +23,8 @@ class AgentHost(Node):
     host: str
     site: str
     stored: dict[ShardKey, ModelledShard]
+    kept: dict[ShardKey, ModelledShard]
+    """Memory of a GPU that an earlier process had, and that a worker keeps."""
     drag: float
     """How many times slower it sends than others."""
     dies_in: int | None

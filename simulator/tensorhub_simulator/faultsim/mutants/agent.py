@@ -83,6 +83,17 @@ def given_up_kept() -> list[Replacement]:
     return [Replacement(ShardCore.overwritten_for_log, overwritten)]
 
 
+def locks_not_taken() -> list[Replacement]:
+    """Memory of a GPU that its worker has kept is taken for free, though a reader maps it."""
+    start = RegisterOperation.start
+
+    def begin(self: RegisterOperation, now: float) -> None:
+        self.call = msgspec.structs.replace(self.call, lent=False, spare_lent=False)
+        start(self, now)
+
+    return [Replacement(RegisterOperation.start, begin)]
+
+
 def gives_up_early() -> list[Replacement]:
     """A read whose sources stand still gives up though the log counts a holder."""
     refused = PlanRequests.refused

@@ -336,6 +336,7 @@ BUGS: Final[dict[str, Callable[[], list[Replacement]]]] = {
     "lane-leaves-out": agent.lane_leaves_out,
     "counts-unkept": agent.counts_unkept,
     "given-up-kept": agent.given_up_kept,
+    "locks-not-taken": agent.locks_not_taken,
     **registry.BUGS,
 }
 

@@ -17,6 +17,8 @@ from dataclasses import replace
 from random import Random
 from typing import Final
 
+import msgspec
+
 from tensorhub_agent.compute.amax_table import NumpyAmaxTable
 from tensorhub_agent.core.agent import AgentCore
 from tensorhub_agent.core.effects import (
@@ -97,6 +99,8 @@ SLOW_DISK_ODDS: Final = 0.1
 SLOW_DISK_S: Final = 3.0
 FULL_DISK_ODDS: Final = 0.02
 ASIDE_ODDS: Final = 0.1
+GPU_ODDS: Final = 0.5
+"""So many agents have their shards in memory of a GPU: their next process finds none of it."""
 
 
 class AgentTasks:
@@ -278,7 +282,8 @@ class AgentNode(AgentHost):
         self.job, self.calls, self.planner = job, calls, planner
         self.host, self.site, self.rack = host, site, rack
         self.clock = job.clock
-        self.stored = {}
+        self.stored, self.kept = {}, {}
+        self._is_on_gpu = job.stream("devices", name).random() < GPU_ODDS
         self.links: dict[tuple[ShardKey, int], ReadSession] = {}
         self.lanes = CommandQueue(job, self)
         self.deltas = Deltas()
@@ -314,6 +319,9 @@ class AgentNode(AgentHost):
         self.deltas = Deltas()
         self._timer, self._rejoining = None, False
         self.core = AgentCore(self.name, self.job.config.limits)
+        if self._is_on_gpu:
+            for key in [key for key, each in self.stored.items() if not _outlives(each)]:
+                self.kept[key] = self.stored.pop(key)
         for key, stored in self.stored.items():
             if self._errands.takes_back(key):
                 self.core.adopt(stored.spec, self._held(stored))
@@ -375,6 +383,7 @@ class AgentNode(AgentHost):
         self.job.log_line(f"{self.name} has lost its disk")
         for each in self.family:
             each.stored.clear()
+            each.kept.clear()
         self._numbers.lose()
 
     def jump(self, by_s: float) -> None:
@@ -595,10 +604,17 @@ class AgentNode(AgentHost):
         if isinstance(call, CallRegister) and not self.core.joined and self.now < call.deadline:
             self.clock.after(JOIN_LOOK_S, self, lambda: self.begin(key, call))
             return
+        kept = self.kept.pop(key, None) if isinstance(call, CallRegister) else None
         if isinstance(call, CallRegister) and key not in self.core.shards:
             spec = self.job.specs[key]
             table = self.job.layouts.table(spec.layout)
-            self.stored[key] = ModelledShard(spec, Segment(table), spare=Segment(table) if spec.staged else None)
+            if kept is None:
+                kept = ModelledShard(spec, Segment(table), spare=Segment(table) if spec.staged else None)
+                call = msgspec.structs.replace(call, holds=None, partial=False)
+            lent, spare_lent = bool(kept.segment.maps), kept.spare is not None and bool(kept.spare.maps)
+            kept.manifest = kept.unwritten = kept.refused = None
+            self.stored[key] = kept
+            call = msgspec.structs.replace(call, lent=lent, spare_lent=spare_lent)
             self.carry_out(self.core.register(spec, call, self.now))
         else:
             self.carry_out(self.core.called(key, call, self.now))
@@ -611,6 +627,11 @@ class AgentNode(AgentHost):
         """A worker's connection has ended."""
         self.gone.add(session)
         self.carry_out(self.core.worker_gone(session, self.now))
+
+
+def _outlives(stored: ModelledShard) -> bool:
+    """Tell whether the agent's next process finds a shard: a copy is in the host's memory, a mapped one in none."""
+    return stored.spec.mapped or cached_version(stored.spec.key.replica) is not None
 
 
 def _is_kept(stored: ModelledShard, version: int) -> bool:

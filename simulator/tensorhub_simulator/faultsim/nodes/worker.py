@@ -84,6 +84,12 @@ class WorkerNode(Node):
         self._user = job.stream("user", name)
         self._overwritten = 0
         """How often it has overwritten its memory."""
+        self._is_whole = True
+        """No read in place has begun since its memory was last known to be whole."""
+        self._keeps = False
+        """It has kept its memory since an agent that is gone."""
+        self._holds: int | None = None
+        """The version that it keeps."""
         self.goes = False
         """Its shard goes as soon as the registry answers, as this worker was told; it has called nothing since."""
         self.awaits: int | None = None
@@ -97,6 +103,7 @@ class WorkerNode(Node):
         self.life += 1
         self.up, self.state.paused = True, False
         self.backlog.clear()
+        self._forget_memory()
         self._connect()
 
     def kill(self) -> None:
@@ -106,7 +113,13 @@ class WorkerNode(Node):
         self.job.log_line(f"{self.name} is killed")
         self.up = False
         self.life += 1
+        self._forget_memory()
         self._disconnect()
+
+    def _forget_memory(self) -> None:
+        """Let go of what it has kept: with its process, or since it goes to another agent."""
+        self.agent.kept.pop(self.key, None)
+        self._is_whole, self._keeps, self._holds = True, False, None
 
     def _disconnect(self) -> None:
         session, agent = self.session, self.agent
@@ -125,17 +138,23 @@ class WorkerNode(Node):
         """The agent's process ended."""
         if self.up:
             self.life += 1
+            self._holds = self.version if self._is_whole else None
             self._connect()
 
     def _register(self) -> None:
         if self.agent.state.left:
             # Its host is gone for good, as far as anybody knows: the worker is begun anew on another one.
+            self._forget_memory()
             self.agent = self._user.choice([agent for agent in self.job.hosts.values() if not agent.state.left])
         if not self.agent.up:
             self.clock.after(AGAIN_S, self, self._register)
             return
-        session = self.session
-        self._call(lambda n, t: CallRegister(call=n, session=session, deadline=t + REGISTER_S), self._on_registered)
+        session, holds, partial = self.session, self._holds, not self._is_whole
+        self._keeps = self.key in self.agent.kept
+        self._call(
+            lambda n, t: CallRegister(call=n, session=session, deadline=t + REGISTER_S, holds=holds, partial=partial),
+            self._on_registered,
+        )
 
     def _on_registered(self, end: End) -> None:
         if not isinstance(end, CompleteCall):
@@ -151,8 +170,12 @@ class WorkerNode(Node):
             self.clock.after(AGAIN_S, self, self._register)
             return
         self.registered = True
-        contents = core.contents
-        if core.operation is not None:
+        contents, self._holds = core.contents, None
+        if self._keeps and contents.memory is not MemoryState.READY:
+            # Its tensors are what they were. What is being published again, or mapped, it takes back before it writes.
+            self._keeps = False
+            self.published = contents.memory is not MemoryState.EMPTY or core.operation is not None
+        elif core.operation is not None:
             # A wish to publish came before this worker could write: it must know, since no agent can see it write.
             pass
         elif contents.memory is MemoryState.READY:
@@ -183,6 +206,7 @@ class WorkerNode(Node):
         """The agent that the worker moved away from is back, and has the shard still: go back, as the error says."""
         owners = [agent for agent in self.job.hosts.values() if f"stands on agent {agent.name!r}" in end.message]
         if owners and owners[0].up:
+            self._forget_memory()
             self._disconnect()
             self.agent, self.session = owners[0], self.job.number()
 
@@ -230,6 +254,7 @@ class WorkerNode(Node):
             # A part of them stays as it was, so that a delta is less than the whole.
             values = bytes(new if new % 3 else was for new, was in zip(fresh, old, strict=True))
             segment.write(segment.at[piece], values)
+        self._is_whole = True
 
     def _swap(self) -> None:
         """Let the tensors stand where the agent said last that the shard stands: it says so with each answer."""
@@ -340,9 +365,12 @@ class WorkerNode(Node):
     def _read(self) -> None:
         group, serial, session = self.group, self.group.serial, self.session
         want, timeout_s, wait_s = group.want, group.timeout_s, group.wait_s
-        trusted = self.trusts
+        trusted, was_whole = self.trusts, self._is_whole
+        self._is_whole = was_whole and self.job.specs[self.key].swaps
 
         def then(end: End) -> None:
+            if isinstance(end, CompleteCall):
+                self._is_whole = was_whole or end.version is not None
             if isinstance(end, CompleteCall) or (isinstance(end, FailCall) and end.error != "ReplicaConflict"):
                 self.done = serial
             if isinstance(end, CompleteCall):
@@ -363,6 +391,7 @@ class WorkerNode(Node):
             self.done = serial
             if isinstance(end, CompleteCall):
                 if self._user.random() < 0.4:  # noqa: PLR2004 (odds)
+                    self._forget_memory()
                     self._disconnect()
                     self.agent = self._user.choice(list(self.job.hosts.values()))
                     self._connect()
