@@ -114,7 +114,8 @@ class AsyncHub(NotCopyable):
         """Bring a shard into hub memory, or come back to it. Waits for no other shard.
 
         The tensors move into memory of this host's agent and stay the same objects, so an optimizer or an engine goes
-        on with them. Where the hub already holds the shard with a version, that memory wins: `.version` says so.
+        on with them. Those on a GPU stay where they are, unless `memory` says otherwise. Where the hub already holds
+        the shard with a version, that memory wins: `.version` says so.
 
         Examples:
             >>> shard = await hub.register("policy", module, replica="trainer")
@@ -145,7 +146,7 @@ class AsyncHub(NotCopyable):
             ReplicaConflict: Another live process has the shard.
             LayoutMismatch: The tensors don't fit those of the sibling shards, of an earlier registration or the
                 mapping.
-            MemoryExhausted: The agent has no room.
+            MemoryExhausted: The agent has no room. A staged read of tensors on a GPU may raise it later.
             AgentUnavailable: The agent does not answer within the bound.
         """
         self._session.check()

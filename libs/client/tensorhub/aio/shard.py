@@ -2,7 +2,7 @@
 
 Always true: `tensors` are the same objects for the shard's whole life, standing in memory that the agent owns; they
 stay valid while they are referenced, also after `release`. Those of a staged or mapped shard show other memory after a
-read, and change only within a call of the shard (staged.py, mapped.py). One call at a time is possible on a shard; a
+read, and change only within a call of the shard (installs.py). One call at a time is possible on a shard; a
 second one raises `ReplicaConflict` at once and changes nothing.
 
 A call that is cancelled (Ctrl-C, `asyncio.timeout`) ends here and goes on at the agent until its own bound, so the

@@ -275,7 +275,8 @@ class Hub(NotCopyable):
         """Bring a shard into hub memory, or come back to it. Waits for no other shard.
 
         The tensors move into memory of this host's agent and stay the same objects, so an optimizer or an engine goes
-        on with them. Where the hub already holds the shard with a version, that memory wins: `.version` says so.
+        on with them. Those on a GPU stay where they are, unless `memory` says otherwise. Where the hub already holds
+        the shard with a version, that memory wins: `.version` says so.
 
         Examples:
             >>> shard = hub.register("policy", module, replica="trainer")
@@ -289,8 +290,9 @@ class Hub(NotCopyable):
             shards: How many shards the replica has, each registered by a process of its own.
             spot: The replica may vanish at any moment, and never counts for retention.
             install: "in-place" reads into the tensors' own memory. "staged" takes twice the memory: a read goes
-                beside what the tensors show, which changes only at its end. "mapped" takes none: the tensors show the
-                memory of a holder on this host, read-only; with memory="device", on their GPU.
+                beside what the tensors show, which changes only at its end; tensors on a GPU whose hub memory is the
+                host's are overwritten from other memory of the GPU then, and keep their addresses. "mapped" takes none:
+                the tensors show the memory of a holder on this host, read-only; with memory="device", on their GPU.
             memory: Where hub memory is. "host": tensors on a GPU stay where they are, given ones of a dict too, and hub
                 memory has a pinned copy. "device": they move into the agent's memory of their GPU (specs: of torch's
                 current one). The UUID of a GPU names one.
@@ -305,7 +307,7 @@ class Hub(NotCopyable):
             ReplicaConflict: Another live process has the shard.
             LayoutMismatch: The tensors don't fit those of the sibling shards, of an earlier registration or the
                 mapping.
-            MemoryExhausted: The agent has no room.
+            MemoryExhausted: The agent has no room. A staged read of tensors on a GPU may raise it later.
             AgentUnavailable: The agent does not answer within the bound.
         """
         shard_made = self._background.run(

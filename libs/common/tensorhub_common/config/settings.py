@@ -164,7 +164,7 @@ class Settings:
         "$TENSORHUB_HOST-0",
         unit="name",
         example="node-12-0",
-        meaning="What an agent calls itself. One agent per GPU, each with a name of its own in the whole hub.",
+        meaning="What an agent calls itself, a name of its own in the whole hub. A host has one, or one for each GPU.",
     )
     socket: Path = _variable(
         values.path,

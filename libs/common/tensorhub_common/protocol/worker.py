@@ -1,8 +1,8 @@
 """What a worker (a trainer or an engine with the SDK) and its agent say to each other over the agent's unix socket.
 
 Each frame is four bytes of length (big endian) and a MessagePack object. `call` numbers a question of the worker's;
-every call gets exactly one `Done`, `Registered` or `Failed`. `Registered`, `Spare` and `Mapped` travel with a segment's
-file descriptor, and `Mapped` with a second one where the segment is a GPU's.
+every call gets exactly one `Done`, `Registered` or `Failed`. `Registered`, `Spare`, `Mapped` and, from the worker,
+`HandedBack` travel with a segment's file descriptor. A GPU's memory may have a second one, of the file of its locks.
 """
 
 from typing import Final, Literal

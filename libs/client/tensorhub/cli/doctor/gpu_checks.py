@@ -36,7 +36,7 @@ def gpus() -> Iterator[Finding]:
 
 
 def memory_of(device: CudaDevice) -> Finding:
-    """Tell whether hub memory can be on a GPU, by doing what an agent does with a few bytes."""
+    """Tell whether hub memory can be on a GPU: this process exports a few bytes there, as an agent does."""
     name = f"gpu {device.ordinal}"
     found = f"{device.uuid}, {size(device.free_bytes())} of {size(device.total_bytes())} free"
     host = "register with memory='host'"

@@ -22,8 +22,9 @@ from tensorhub_common.errors import TensorHubError
 PYTHON_MIN: Final = (3, 11)
 PROBE_S: Final = 10.0
 AGENT_NEEDS: Final = ("ml_dtypes", "uvloop", "xxhash")
-SERVER_NEEDS: Final = ("opentelemetry.sdk", "uvloop", "xxhash")
 """What an agent can't do without, and this package can."""
+SERVER_NEEDS: Final = ("opentelemetry.sdk", "uvloop", "xxhash")
+"""The same of a registry, a planner and a rollout manager."""
 FREE_BYTES_MIN: Final = 1 << 30
 """Less free shared memory than this holds no model worth moving."""
 
