@@ -199,8 +199,8 @@ class AgentSession:
     def _registration(self, attachment: AttachedShard, number: int, left_s: float) -> Call:
         """Return the frame that registers a shard, once the memory that this process keeps for it was sent ahead."""
         for kept in attachment.kept if self.agent.takes_kept else ():
-            is_live, count = kept.told == attachment.live, len(kept.fds)
-            frame = Kept(call=number, segment=kept.told, is_live=is_live, descriptors=count)
+            is_live, count = kept.segment == attachment.live, len(kept.fds)
+            frame = Kept(call=number, segment=kept.segment, is_live=is_live, descriptors=count)
             self._link.send(frame, *kept.fds)
         holds = attachment.version if attachment.is_whole else None
         return attachment.spec.call(number, left_s, holds=holds, partial=not attachment.is_whole)

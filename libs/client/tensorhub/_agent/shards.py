@@ -96,16 +96,13 @@ Segment = tuple[int, int]
 """Device and inode: what tells a segment from all others while somebody has it open or mapped."""
 
 
-class ToldSegment(NamedTuple):
-    """A segment as the agent tells of it."""
+class KeptSegment(NamedTuple):
+    """Memory of a GPU that this process keeps, so that the next process of its agent can take it back."""
 
-    told: int
-    """What the agent calls it; 0: memory of the host, which its descriptor tells."""
+    segment: int
+    """What the agent calls it."""
     fds: tuple[int, ...]
-    """The memory's, and of a GPU's that of its locks where the agent gives one."""
-
-
-NO_SEGMENT: Final = ToldSegment(0, ())
+    """The memory's, and that of its locks where the agent gave one."""
 
 
 class Lent(NamedTuple):
@@ -132,10 +129,7 @@ class AttachedShard:
     """The other segment of a staged shard."""
     live: int = 0
     """Which the shard's present segment is, as the agent said last."""
-    kept: list[ToldSegment] = field(default_factory=list)
-    """Memory of a GPU that this process keeps, so that the next process of its agent can take it back."""
-    told_spare: ToldSegment = NO_SEGMENT
-    """The other segment of a staged shard for which the word comes next."""
+    kept: list[KeptSegment] = field(default_factory=list)
     is_whole: bool = True
     """No read in place has begun since the memory was last known to be whole."""
     lent: Lent | None = None
@@ -164,16 +158,11 @@ class AttachedShard:
         fds, self.fd, self.spare_fd = (self.fd, self.spare_fd), None, None
         close_all(fd for fd in fds if fd is not None)
 
-    def take(self, segment: ToldSegment, spare: ToldSegment) -> None:
-        """Take the memory that the agent has made, or found: descriptors to map it by, and those to keep."""
-        self.fd, self.segment = self._keep(segment), segment_of(segment.fds[0], segment.told)
-        if spare.fds:
-            self.spare_fd, self.spare = self._keep(spare), segment_of(spare.fds[0], spare.told)
-
-    def _keep(self, segment: ToldSegment) -> int:
-        fd, *locks = segment.fds
+    def keep(self, told: int, fds: tuple[int, ...]) -> int:
+        """Keep memory of a GPU for as long as the shard is this process's; return the descriptor to map it by."""
+        fd, *locks = fds
         if self.spec.keeps:
-            self.kept.append(ToldSegment(segment.told, (os.dup(fd), *locks)))
+            self.kept.append(KeptSegment(told, (os.dup(fd), *locks)))
         else:
             close_all(locks)
         return fd
@@ -182,8 +171,8 @@ class AttachedShard:
         """Close all descriptors."""
         self.close_fd()
         self.lend(None)
-        gone, self.kept, self.told_spare = [*self.kept, self.told_spare], [], NO_SEGMENT
-        for each in gone:
+        kept, self.kept = self.kept, []
+        for each in kept:
             close_all(each.fds)
 
     def forget_version(self) -> None:
@@ -327,8 +316,11 @@ class ShardTable:
 
     def spare(self, attachment: AttachedShard, fds: tuple[int, ...], told: int) -> None:
         """Take the descriptors of a staged shard's other segment, which come before the word for the shard."""
-        close_all(attachment.told_spare.fds)
-        attachment.told_spare = ToldSegment(told, fds)
+        if attachment.spare is None:
+            fd = attachment.keep(told, fds)
+            attachment.spare_fd, attachment.spare = fd, segment_of(fd, told)
+        else:
+            close_all(fds)
 
     def swapped(self, handle: int, segment: int) -> None:
         """Take over which segment a staged shard is in, as the agent says."""
@@ -347,14 +339,13 @@ class ShardTable:
     def registered(self, attachment: AttachedShard, frame: Registered, fds: tuple[int, ...]) -> None:
         """Take the agent's word for a shard, and its descriptors."""
         segment = segment_of(fds[0], frame.segment)
-        spare, attachment.told_spare = attachment.told_spare, NO_SEGMENT
         if attachment.segment is None:
-            attachment.take(ToldSegment(frame.segment, fds), spare)
-            attachment.fresh = frame.fresh
+            attachment.fd = attachment.keep(frame.segment, fds)
+            attachment.segment, attachment.fresh = segment, frame.fresh
         elif segment in (attachment.segment, attachment.spare) or attachment.releasing or attachment.spec.is_mapped:
-            close_all((*fds, *spare.fds))
+            close_all(fds)
         else:
-            attachment = self._replaced(attachment, ToldSegment(frame.segment, fds), spare)
+            attachment = self._replaced(attachment, frame.segment, fds)
         attachment.live = segment[1]
         attachment.handle, attachment.version, attachment.delayed = frame.handle, frame.version, None
         attachment.found, attachment.found_root = frame.version, frame.root
@@ -363,7 +354,7 @@ class ShardTable:
             self.loaded(attachment)
         self._link.notify()
 
-    def _replaced(self, old: AttachedShard, segment: ToldSegment, spare: ToldSegment) -> AttachedShard:
+    def _replaced(self, old: AttachedShard, told: int, fds: tuple[int, ...]) -> AttachedShard:
         """The agent has other memory for the shard than that of the caller's tensors."""
         old.lost = AgentUnavailable(
             f"the agent came back without the memory of {old.spec.where}, so what its tensors hold is no longer in "
@@ -371,7 +362,8 @@ class ShardTable:
         )
         old.let_go()
         new = AttachedShard(old.spec, claimed=False, registering=False, fresh=True)
-        new.take(segment, spare)
+        new.fd = new.keep(told, fds)
+        new.segment = segment_of(new.fd, told)
         self._by_key[old.spec.key] = new
         log.warning("the agent came back without a shard's memory", shard=old.spec.where)
         return new
