@@ -25,6 +25,7 @@ from tensorhub_common.errors import (
     NotPublished,
     RegistryUnavailable,
     ReplicaConflict,
+    RoundTimeout,
     TensorHubError,
     VersionConflict,
     VersionUnavailable,
@@ -90,6 +91,34 @@ async def test_specs_over_memory_that_is_not_new_say_nothing_is_loaded(agent: Fa
         assert len(agent.calls(w.Loaded)) == 1
         shard.mark_loaded()
         await until(lambda: len(agent.calls(w.Loaded)) == 2)
+
+
+@pytest.mark.parametrize("end", ["refused", "cancelled"])
+async def test_a_read_that_has_touched_nothing_leaves_the_memory_whole(
+    agent: FakeAgent, hub: AsyncHub, end: str
+) -> None:
+    """What the next process of the agent is told of memory that this process keeps."""
+    publisher, shard = await trainer(hub), await engine(hub)
+    await publisher.publish()
+    assert await shard.update() == 1
+    if end == "refused":
+        agent.refuse(w.ReadCall, RoundTimeout)
+        with pytest.raises(RoundTimeout):
+            await shard.update()
+    else:
+        held = agent.hold(w.ReadCall)
+        update = asyncio.create_task(shard.update())
+        await held.first()
+        update.cancel()
+        await asyncio.wait([update])
+        worker, call = held.frames[0]
+        worker.tell(w.HoldingChanged(handle=call.handle, version=1))
+        held.let_go()
+        assert await shard.update() is None
+    agent.drop()
+    await until(lambda: len(agent.calls(w.RegisterCall)) == 4)
+    back = next(each for each in agent.calls(w.RegisterCall)[2:] if each.replica == "rollout")
+    assert (back.holds, back.partial) == (1, False)
 
 
 async def test_what_the_agent_says_is_held_in_the_order_in_which_it_was_said(agent: FakeAgent, hub: AsyncHub) -> None:

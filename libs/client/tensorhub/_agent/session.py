@@ -259,6 +259,7 @@ class AgentSession:
             def frame(number: int, handle: int = handle, left_s: float = left_s, spent_s: float = spent_s) -> Call:
                 return question.frame(number, handle, left_s, spent_s)
 
+            # With an answer it is whole again where the agent has not said that the version there is given up.
             was_whole = attachment.is_whole
             attachment.is_whole = was_whole and not question.may_tear(attachment.spec.install)
             try:
@@ -267,12 +268,13 @@ class AgentSession:
                 broken = True
                 continue
             except TensorHubError as error:
+                attachment.is_whole = attachment.is_whole or attachment.version is not None
                 excuse = question.excused(error, before, attachment.version) if broken else None
                 if excuse is None:
                     raise
                 return excuse
             assert done is not None
-            attachment.is_whole = was_whole or done.version is not None
+            attachment.is_whole = was_whole or attachment.version is not None
             return question.answered(done, before, attachment.version) if broken else done
 
     async def _send(self, pending: _Pending, frame: Callable[[int], Call], timeout_s: float, end: float) -> Done | None:
