@@ -2,7 +2,8 @@
 
 import asyncio
 import gc
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tests.kit.waiting import until
 from tests.unit.client.fake_agent import FakeAgent, FakeWorker, engine, restarted, trainer
 
 import tensorhub
-from tensorhub import AsyncHub
+from tensorhub import AsyncHub, AsyncShard
 from tensorhub._agent import shards as agent_shards
 from tensorhub._agent.calls import UNSENT, AgentCall, PublishRequest, ReadRequest, ReleaseRequest, UnpublishRequest
 from tensorhub_common.errors import (
@@ -119,6 +120,73 @@ async def test_a_read_that_has_touched_nothing_leaves_the_memory_whole(
     await until(lambda: len(agent.calls(w.RegisterCall)) == 4)
     back = next(each for each in agent.calls(w.RegisterCall)[2:] if each.replica == "rollout")
     assert (back.holds, back.partial) == (1, False)
+
+
+class StagedMemory:
+    """What the agent has for a staged shard: two segments, made anew after `lose`."""
+
+    def __init__(self, agent: FakeAgent) -> None:
+        self._agent, self._fds = agent, list[int]()
+        agent.hooks[w.RegisterCall] = self.register
+        agent.hooks[w.ReleaseCall] = lambda worker, call: worker.tell(w.Done(call=call.call))
+
+    def register(self, worker: FakeWorker, call: w.RegisterCall) -> None:
+        self.tell_spare(worker, call)
+        worker.tell(w.Registered(call=call.call, handle=1, nbytes=4096, version=None, fresh=True), self._fds[0])
+
+    def tell_spare(self, worker: FakeWorker, call: w.RegisterCall) -> None:
+        if not self._fds:
+            self._fds = [os.memfd_create(name) for name in ("live", "spare")]
+            for fd in self._fds:
+                os.ftruncate(fd, 4096)
+        worker.tell(w.Spare(call=call.call), self._fds[1])
+
+    def lose(self) -> None:
+        for fd in self._fds:
+            os.close(fd)
+        self._fds = []
+
+    @property
+    def segments(self) -> tuple[int, ...]:
+        return tuple(os.fstat(fd).st_ino for fd in self._fds)
+
+
+@pytest.fixture
+def staged(agent: FakeAgent) -> Iterator[StagedMemory]:
+    memory = StagedMemory(agent)
+    yield memory
+    memory.lose()
+
+
+async def test_a_staged_shard_has_both_segments_of_one_answer(
+    agent: FakeAgent, hub: AsyncHub, staged: StagedMemory
+) -> None:
+    """The agent is killed between the two descriptors, and its next process has other memory."""
+
+    def killed(worker: FakeWorker, call: w.RegisterCall) -> None:
+        staged.tell_spare(worker, call)
+        staged.lose()
+        agent.hooks[w.RegisterCall] = staged.register
+        agent.drop()
+
+    agent.hooks[w.RegisterCall] = killed
+    shard = await hub.register("policy", {"w": torch.ones(4)}, replica="rollout", install="staged")
+    assert shard._attachment.segments == staged.segments
+
+
+async def test_a_staged_shard_that_the_agent_has_lost_can_be_registered_again(
+    agent: FakeAgent, hub: AsyncHub, staged: StagedMemory
+) -> None:
+    async def registered() -> AsyncShard:
+        return await hub.register("policy", {"w": torch.ones(4)}, replica="rollout", install="staged")
+
+    shard = await registered()
+    staged.lose()
+    agent.drop()
+    await until(lambda: shard._attachment.lost is not None)
+    again = await registered()
+    assert again._attachment.segments == staged.segments
+    assert again.tensors["w"].tolist() == [1.0] * 4
 
 
 async def test_what_the_agent_says_is_held_in_the_order_in_which_it_was_said(agent: FakeAgent, hub: AsyncHub) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from tensorhub._agent.call_spans import Tracing
 from tensorhub._agent.calls import UNSENT, AgentCall, ReadRequest, ReleaseRequest, UnpublishRequest
 from tensorhub._agent.channel import AgentChannel, ChannelLost
-from tensorhub._agent.shards import AttachedShard, ShardSpec, ShardTable, close_all
+from tensorhub._agent.shards import AttachedShard, GivenSegment, ShardSpec, ShardTable, close_all
 from tensorhub.errors import closed_error
 from tensorhub_common.errors import AgentUnavailable, NotPublished, ReplicaConflict, TensorHubError, from_code
 from tensorhub_common.observability import logs
@@ -53,6 +53,8 @@ class _Pending:
     attachment: AttachedShard
     question: AgentCall | None = None
     on_progress: OnProgress | None = None
+    spare: GivenSegment | None = None
+    """Of a registration: the other segment of a staged shard, which the agent gives before its answer."""
 
 
 class AgentSession:
@@ -296,6 +298,9 @@ class AgentSession:
                 "'tensorhub doctor', then call again"
             ) from None
         finally:
+            if pending.spare is not None:
+                # The agent has not come to its answer, and its next process may have other memory.
+                pending.spare.close()
             if self._pending.pop(number, None) is not None and isinstance(pending.question, ReadRequest):
                 # Without an answer the read goes on at the agent, which may have begun to overwrite the memory.
                 pending.attachment.forget_version()
@@ -359,16 +364,17 @@ class AgentSession:
         return pending
 
     def _take_spare(self, frame: Spare, fds: tuple[int, ...]) -> None:
-        pending = self._pending.get(frame.call)
-        if pending is not None:
-            self._attachments.spare(pending.attachment, fds, frame.segment)
+        given, pending = GivenSegment(frame.segment, fds), self._pending.get(frame.call)
+        if pending is None:
+            given.close()
         else:
-            close_all(fds)
+            pending.spare = given
 
     def _take_registered(self, frame: Registered, fds: tuple[int, ...]) -> None:
         pending = self._answered(frame.call)
         if pending is not None:
-            self._attachments.registered(pending.attachment, frame, fds)
+            spare, pending.spare = pending.spare, None
+            self._attachments.registered(pending.attachment, frame, fds, spare)
             pending.answer.set_result(None)
         else:
             close_all(fds)

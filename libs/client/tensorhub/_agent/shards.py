@@ -96,13 +96,25 @@ Segment = tuple[int, int]
 """Device and inode: what tells a segment from all others while somebody has it open or mapped."""
 
 
-class KeptSegment(NamedTuple):
-    """Memory of a GPU that this process keeps, so that the next process of its agent can take it back."""
+class GivenSegment(NamedTuple):
+    """Memory that an agent has given this process for a shard."""
 
     segment: int
-    """What the agent calls it."""
+    """What the agent calls memory of a GPU; 0: the host's."""
     fds: tuple[int, ...]
-    """The memory's, and that of its locks where the agent gave one."""
+    """The memory's, and of a GPU's that of its locks where the agent gave one."""
+
+    @property
+    def name(self) -> Segment:
+        """Tell it from all others: the descriptor of a GPU's memory says nothing."""
+        if self.segment:
+            return 0, self.segment
+        status = os.fstat(self.fds[0])
+        return status.st_dev, status.st_ino
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        close_all(self.fds)
 
 
 class Lent(NamedTuple):
@@ -129,7 +141,8 @@ class AttachedShard:
     """The other segment of a staged shard."""
     live: int = 0
     """Which the shard's present segment is, as the agent said last."""
-    kept: list[KeptSegment] = field(default_factory=list)
+    kept: list[GivenSegment] = field(default_factory=list)
+    """Memory of a GPU, with descriptors of their own, so that the next process of the agent can take it back."""
     is_whole: bool = True
     """No read in place has begun since the memory was last known to be whole."""
     lent: Lent | None = None
@@ -158,11 +171,17 @@ class AttachedShard:
         fds, self.fd, self.spare_fd = (self.fd, self.spare_fd), None, None
         close_all(fd for fd in fds if fd is not None)
 
-    def keep(self, told: int, fds: tuple[int, ...]) -> int:
+    def take(self, live: GivenSegment, spare: GivenSegment | None) -> None:
+        """Take over the memory of a shard that has none yet, of a staged one both segments."""
+        self.segment, self.fd = live.name, self._keep(live)
+        if spare is not None:
+            self.spare, self.spare_fd = spare.name, self._keep(spare)
+
+    def _keep(self, given: GivenSegment) -> int:
         """Keep memory of a GPU for as long as the shard is this process's; return the descriptor to map it by."""
-        fd, *locks = fds
+        fd, *locks = given.fds
         if self.spec.keeps:
-            self.kept.append(KeptSegment(told, (os.dup(fd), *locks)))
+            self.kept.append(GivenSegment(given.segment, (os.dup(fd), *locks)))
         else:
             close_all(locks)
         return fd
@@ -173,7 +192,7 @@ class AttachedShard:
         self.lend(None)
         kept, self.kept = self.kept, []
         for each in kept:
-            close_all(each.fds)
+            each.close()
 
     def forget_version(self) -> None:
         """Claim no version until the agent names one: it may be overwriting the tensors' own memory."""
@@ -198,17 +217,6 @@ class AttachedShard:
         assert self.segment is not None
         assert self.spare is not None
         return self.segment[1], self.spare[1]
-
-
-def segment_of(fd: int, told: int = 0) -> Segment:
-    """Return which segment a descriptor belongs to.
-
-    `told` is what the agent calls memory of a GPU, whose descriptor says nothing.
-    """
-    if told:
-        return 0, told
-    status = os.fstat(fd)
-    return status.st_dev, status.st_ino
 
 
 BRING_BACK_S: Final = 10.0
@@ -314,14 +322,6 @@ class ShardTable:
             else:
                 return
 
-    def spare(self, attachment: AttachedShard, fds: tuple[int, ...], told: int) -> None:
-        """Take the descriptors of a staged shard's other segment, which come before the word for the shard."""
-        if attachment.spare is None:
-            fd = attachment.keep(told, fds)
-            attachment.spare_fd, attachment.spare = fd, segment_of(fd, told)
-        else:
-            close_all(fds)
-
     def swapped(self, handle: int, segment: int) -> None:
         """Take over which segment a staged shard is in, as the agent says."""
         attachment = self._by_handle.get(handle)
@@ -336,16 +336,21 @@ class ShardTable:
         else:
             attachment.lend(Lent(fds, version))
 
-    def registered(self, attachment: AttachedShard, frame: Registered, fds: tuple[int, ...]) -> None:
-        """Take the agent's word for a shard, and its descriptors."""
-        segment = segment_of(fds[0], frame.segment)
+    def registered(
+        self, attachment: AttachedShard, frame: Registered, fds: tuple[int, ...], spare: GivenSegment | None
+    ) -> None:
+        """Take the agent's word for a shard, and its descriptors. `spare`: the other segment of a staged one."""
+        live = GivenSegment(frame.segment, fds)
+        segment = live.name
         if attachment.segment is None:
-            attachment.fd = attachment.keep(frame.segment, fds)
-            attachment.segment, attachment.fresh = segment, frame.fresh
+            attachment.take(live, spare)
+            attachment.fresh = frame.fresh
         elif segment in (attachment.segment, attachment.spare) or attachment.releasing or attachment.spec.is_mapped:
-            close_all(fds)
+            live.close()
+            if spare is not None:
+                spare.close()
         else:
-            attachment = self._replaced(attachment, frame.segment, fds)
+            attachment = self._replaced(attachment, live, spare)
         attachment.live = segment[1]
         attachment.handle, attachment.version, attachment.delayed = frame.handle, frame.version, None
         attachment.found, attachment.found_root = frame.version, frame.root
@@ -354,7 +359,7 @@ class ShardTable:
             self.loaded(attachment)
         self._link.notify()
 
-    def _replaced(self, old: AttachedShard, told: int, fds: tuple[int, ...]) -> AttachedShard:
+    def _replaced(self, old: AttachedShard, live: GivenSegment, spare: GivenSegment | None) -> AttachedShard:
         """The agent has other memory for the shard than that of the caller's tensors."""
         old.lost = AgentUnavailable(
             f"the agent came back without the memory of {old.spec.where}, so what its tensors hold is no longer in "
@@ -362,8 +367,7 @@ class ShardTable:
         )
         old.let_go()
         new = AttachedShard(old.spec, claimed=False, registering=False, fresh=True)
-        new.fd = new.keep(told, fds)
-        new.segment = segment_of(new.fd, told)
+        new.take(live, spare)
         self._by_key[old.spec.key] = new
         log.warning("the agent came back without a shard's memory", shard=old.spec.where)
         return new
