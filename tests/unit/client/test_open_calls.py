@@ -10,7 +10,7 @@ import pytest
 from tests.bounds import WAIT_S
 from tests.kit.waiting import until
 
-from tensorhub import NoInstance, Prompt, Response, RolloutUnavailable, Sampling, TensorHubError
+from tensorhub import NoInstance, Prompt, RegistryUnavailable, Response, RolloutUnavailable, Sampling, TensorHubError
 from tensorhub._rollouts.collector import Collector
 from tensorhub._rollouts.manager_client import ManagerClient
 from tensorhub.aio.open_calls import OpenCall, OpenCalls
@@ -184,6 +184,17 @@ async def test_calls_fail_where_none_has_ended_for_so_long(instances: int, kind:
         # What it had is acknowledged where it comes all the same.
         late = rollouts.end("g1")
         await until(lambda: rollouts.done == [late])
+
+
+async def test_calls_fail_too_where_their_ends_can_not_be_had_for_so_long() -> None:
+    rollouts = Rollouts()
+    async with rollouts.open_calls(silence_s=0.05) as calls:
+        asked = call(1)
+        asking = asyncio.create_task(calls.response(asked))
+        await until(lambda: asked.group)
+        rollouts.why_not = RegistryUnavailable("the log can't be read")
+        with pytest.raises(RegistryUnavailable, match="the log can't be read"):
+            await bounded(asking)
 
 
 async def test_an_attachment_that_is_over_fails_all_that_are_under_way() -> None:

@@ -229,7 +229,6 @@ class OpenCalls(Generic[Call]):
 
     async def _end_always(self) -> NoReturn:
         """Take the ends of calls."""
-        loop = asyncio.get_running_loop()
         while True:
             await self._has_submitted.wait()
             if not self._submitted:
@@ -242,9 +241,8 @@ class OpenCalls(Generic[Call]):
                 await asyncio.sleep(AGAIN_S)
                 continue
             if found:
-                self._heard_at = loop.time()
-            elif loop.time() - self._heard_at > self._silence_s:
-                self._heard_at = loop.time()
+                self._heard_at = asyncio.get_running_loop().time()
+            elif self._is_silent():
                 self._fail_submitted(self._line.none_ended(self._silence_s))
             for ended in found:
                 self._end(ended)
@@ -255,8 +253,16 @@ class OpenCalls(Generic[Call]):
         waiting = sum(call.error is None for call in self._submitted.values())
         (_log.warning if waiting else _log.debug)("the ends of calls can't be had yet", calls=waiting, why=str(why))
         # What else fails is asked again: a call waits for as long as it may.
-        if isinstance(why, RolloutUnavailable):
+        if isinstance(why, RolloutUnavailable) or self._is_silent():
             self._fail_submitted(why)
+
+    def _is_silent(self) -> bool:
+        """Tell whether no call has ended for too long; then it is told again after as long."""
+        now = asyncio.get_running_loop().time()
+        is_silent = now - self._heard_at > self._silence_s
+        if is_silent:
+            self._heard_at = now
+        return is_silent
 
     def _fail_submitted(self, why: TensorHubError) -> None:
         for call in self._submitted.values():
