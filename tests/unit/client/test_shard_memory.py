@@ -148,6 +148,41 @@ async def test_a_given_tensor_on_a_gpu_that_left(
     assert not agent.calls(w.PublishCall)
 
 
+async def test_tensors_of_one_storage_on_a_gpu_have_their_place_in_it(
+    agent: FakeAgent, hub: AsyncHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that shows another's values would be published with its own of before."""
+    with fake_gpu(monkeypatch, FakeDevice()) as gpu:
+        flat = gpu.put(torch.arange(4.0))
+        given = {"first": flat[:2], "second": flat[2:]}
+        shard = await trainer(hub, **given)
+        assert await shard.publish() == 1
+        await shard.unpublish()
+        given["first"].data = flat[2:]
+        with pytest.raises(LayoutMismatch, match="'first' no longer lies where the hub reads it"):
+            await shard.publish()
+    assert len(agent.calls(w.PublishCall)) == 1
+
+
+async def test_a_storage_of_a_gpu_that_was_offloaded_is_published_once_it_is_back(
+    agent: FakeAgent, hub: AsyncHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fake_gpu(monkeypatch, FakeDevice()) as gpu:
+        flat = gpu.put(torch.ones(4))
+        shard = await trainer(hub, w=flat[:2], v=flat[2:])
+        storage, nbytes, before = flat.untyped_storage(), flat.nbytes, flat.data_ptr()
+        storage.resize_(0)
+        with pytest.raises(LayoutMismatch, match="'w', 'v' no longer lie"):
+            await shard.publish()
+        # Others have that memory by now.
+        others = [torch.ones(4) for _ in range(64)]
+        storage.resize_(nbytes)
+        assert flat.data_ptr() not in (before, *(each.data_ptr() for each in others))
+        flat.fill_(5)
+        assert await shard.publish() == 1
+    assert kept(agent)[:2] == [5.0, 5.0]
+
+
 async def test_what_was_registered_without_values_beside_a_gpus_tensors_must_be_written(
     agent: FakeAgent, hub: AsyncHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:

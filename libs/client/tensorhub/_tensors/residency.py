@@ -6,7 +6,9 @@ A module can leave that memory without a word: `load_state_dict(…, assign=True
 elsewhere, and the hub would publish the weights of before.
 
 Invariants:
-- A tensor lies there if it has the storage that it had; views of it in another shape do too.
+- A tensor lies there if it begins where it did; views of it in another shape do too. Several tensors may share a
+  storage, as those of a flat buffer, so the storage alone says nothing.
+- Where a storage was given back and allocated again, as by what offloads weights, the hub reads its new place.
 - Nothing here changes a tensor, and nothing holds on to a module that its owner drops.
 """
 
@@ -28,8 +30,7 @@ GLANCE_BYTES: Final = 4096
 """Memory with values nearly always has one among its first bytes, so the rest need not be read."""
 
 Home = Callable[[], Mapping[str, torch.Tensor]]
-"""Returns the tensors of a shard by every name, as they lie in the memory that the hub reads now: the same mapping each
-time for the same memory."""
+"""Returns the tensors of a shard by every name, as they lie in the memory that the hub reads now."""
 
 
 class Residency:
@@ -51,7 +52,6 @@ class Residency:
         self._tensors, self._home, self._module = tensors, home, described.module
         self._given = given or {}
         self._names = described.names if described.module is not None else {}
-        self._known: dict[int, dict[str, int | None]] = {}
         blank = () if has_values else set(described.names.values()) - described.values.keys()
         self._blank = {name for name in blank if home()[name].numel()}
         self._writes = {name: self._writes_of(name) for name in self._blank}
@@ -74,13 +74,8 @@ class Residency:
         return [name for name in homes if name in gone]
 
     def _addresses(self) -> dict[str, int | None]:
-        """Return where each name's storage begins in that memory; None without a byte."""
-        home = self._home()
-        if id(home) not in self._known:
-            self._known[id(home)] = {
-                name: _address(tensor) if tensor.numel() else None for name, tensor in home.items()
-            }
-        return self._known[id(home)]
+        """Return where each name's tensor begins in that memory; None without a byte."""
+        return {name: _address(tensor) if tensor.numel() else None for name, tensor in self._home().items()}
 
     def error(self, where: str, left: list[str]) -> LayoutMismatch:
         """Return what `publish` raises where tensors lie elsewhere."""
@@ -148,16 +143,17 @@ def _version_of(tensor: torch.Tensor | None) -> int:
 
 
 def _address(tensor: torch.Tensor) -> int | None:
-    """Return where a tensor's storage begins; None for one that has none of its own, such as a wrapper's."""
+    """Return where a tensor begins; 0: its storage was given back; None: it has none of its own, as a wrapper."""
     local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     try:
-        return local.untyped_storage().data_ptr()
+        storage = local.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):
         return None
+    return storage and storage + local.storage_offset() * local.element_size()
 
 
 def _is_at(tensor: object, home: int | None) -> bool:
-    return home is None or (isinstance(tensor, torch.Tensor) and _address(tensor) == home)
+    return home is None or (home != 0 and isinstance(tensor, torch.Tensor) and _address(tensor) == home)
 
 
 def _is_zero(tensor: torch.Tensor) -> bool:
