@@ -1,10 +1,13 @@
 """Memory of GPUs whose agent is killed: the worker hands it to the agent's next process. The GPUs are fake."""
 
 import asyncio
+import errno
 import gc
+import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -199,6 +202,29 @@ async def test_a_shard_whose_memory_is_not_taken_back_is_registered_again(
             engine = await there.register("m", full(0), replica=f"engine-{version}")
             assert await engine.replicate(version, timeout_s=WAIT_S) == version
             assert shown(engine) == shown(again) == {float(version)}
+
+
+async def test_a_worker_without_descriptors_to_spare_keeps_its_shard(
+    hub: RunningHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it can't hand over at once it hands over later."""
+    async with hub.connected(agents=1) as (here,):
+        trainer = await here.register("m", full(1), replica="trainer", memory=GPU)
+        await trainer.publish()
+        dup, refused = os.dup, count(1)
+
+        def scarce(fd: int) -> int:
+            if next(refused) in (2, 3):
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return dup(fd)
+
+        files = open_files("self")
+        monkeypatch.setattr(os, "dup", scarce)
+        await reconnect(here)
+        await until(lambda: trainer._attachment.handle is not None)
+        assert next(refused) > 3
+        await until_held(trainer, 1)
+        await until(lambda: open_files("self") <= files)
 
 
 @pytest.mark.long

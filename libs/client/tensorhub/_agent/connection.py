@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -71,7 +71,8 @@ class Connection:
     def send(self, frame: Frame, *fds: int) -> None:
         """Send a frame, after all earlier ones, and with it descriptors, which stay the caller's.
 
-        On a connection that has ended nothing happens: `on_end` was called.
+        On a connection that has ended nothing happens: `on_end` was called. Raises `AgentUnavailable` for a frame that
+        is too large, while too much waits to be read, and without descriptors to spare.
         """
         body = _encode(frame)
         if len(body) > FRAME_BYTES_MAX:
@@ -83,8 +84,9 @@ class Connection:
                 f"the agent has not read {self._unsent_bytes} bytes that were sent to it: see 'tensorhub doctor'"
             )
         if self._open:
+            own = _duplicated(fds)
             self._unsent_bytes += len(body)
-            self._unsent.put_nowait((body, tuple(os.dup(fd) for fd in fds)))
+            self._unsent.put_nowait((body, own))
 
     async def _write(self) -> None:
         try:
@@ -157,7 +159,20 @@ class Connection:
         self._socket.close()
 
 
-def _close_all(fds: tuple[int, ...]) -> None:
+def _duplicated(fds: tuple[int, ...]) -> tuple[int, ...]:
+    own: list[int] = []
+    try:
+        own.extend(map(os.dup, fds))
+    except OSError as why:
+        _close_all(own)
+        raise AgentUnavailable(
+            f"this process can't hand memory to its agent just now ({why.strerror}): it is tried again; allow it more "
+            "open files (ulimit -n)"
+        ) from why
+    return tuple(own)
+
+
+def _close_all(fds: Iterable[int]) -> None:
     for fd in fds:
         os.close(fd)
 
