@@ -122,6 +122,28 @@ async def test_a_read_that_has_touched_nothing_leaves_the_memory_whole(
     assert (back.holds, back.partial) == (1, False)
 
 
+async def test_a_version_in_kept_memory_is_offered_until_an_agent_says_what_it_holds(
+    agent: FakeAgent, hub: AsyncHub
+) -> None:
+    """One that is killed again has said nothing of it yet; after the next call it is the agent's alone to say."""
+    shard = await trainer(hub)
+    await shard.publish()
+
+    async def offered() -> int | None:
+        before = len(agent.calls(w.RegisterCall))
+        agent.drop()
+        await until(lambda: len(agent.calls(w.RegisterCall)) > before)
+        await until(lambda: shard._attachment.handle is not None)
+        agent.shards["policy", "trainer", 0].version = None
+        found: int | None = agent.calls(w.RegisterCall)[-1].holds
+        return found
+
+    assert [await offered() for _ in range(3)] == [1, 1, 1]
+    with pytest.raises(NotPublished):
+        await shard.unpublish()
+    assert await offered() is None
+
+
 class StagedMemory:
     """What the agent has for a staged shard: two segments, made anew after `lose`."""
 

@@ -204,8 +204,7 @@ class AgentSession:
             is_live, count = kept.segment == attachment.live, len(kept.fds)
             frame = Kept(call=number, segment=kept.segment, is_live=is_live, descriptors=count)
             self._link.send(frame, *kept.fds)
-        holds = attachment.version if attachment.is_whole else None
-        return attachment.spec.call(number, left_s, holds=holds, partial=not attachment.is_whole)
+        return attachment.spec.call(number, left_s, holds=attachment.offer(), partial=not attachment.is_whole)
 
     async def _take_turn(self, attachment: AttachedShard, deadline: float) -> None:
         """Wait until one of the turns is free. Raises `AgentUnavailable` at the deadline."""
@@ -245,6 +244,8 @@ class AgentSession:
         self, attachment: AttachedShard, question: AgentCall, timeout_s: float, on_progress: OnProgress | None
     ) -> Done:
         began, before, live_before, broken = self._loop.time(), attachment.version, attachment.live, False
+        # The memory may be another version's after this call.
+        attachment.offered = None
         end = began + bound_of(timeout_s).end_s
         while True:
             handle = await self._attachments.attached(attachment, began + timeout_s)

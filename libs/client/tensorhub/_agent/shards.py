@@ -145,6 +145,8 @@ class AttachedShard:
     """Memory of a GPU, with descriptors of their own, so that the next process of the agent can take it back."""
     is_whole: bool = True
     """No read in place has begun since the memory was last known to be whole."""
+    offered: int | None = None
+    """The version that the agent was last told to be whole in `kept`, while it has not said what the shard holds."""
     lent: Lent | None = None
     """What a mapped shard is to show next."""
     fresh: bool = False
@@ -193,6 +195,15 @@ class AttachedShard:
         kept, self.kept = self.kept, []
         for each in kept:
             each.close()
+
+    def offer(self) -> int | None:
+        """Return the version that is whole in the memory, for the registration that hands it back.
+
+        An agent may be killed before it could say that it has it, so it is offered to the next one as well.
+        """
+        if self.version is not None:
+            self.offered = self.version
+        return self.offered if self.is_whole else None
 
     def forget_version(self) -> None:
         """Claim no version until the agent names one: it may be overwriting the tensors' own memory."""
@@ -326,7 +337,7 @@ class ShardTable:
         """Take over which segment a staged shard is in, as the agent says."""
         attachment = self._by_handle.get(handle)
         if attachment is not None:
-            attachment.live = segment
+            attachment.live, attachment.offered = segment, None
 
     def lend(self, handle: int, fds: tuple[int, ...], version: int) -> None:
         """Take the memory that a mapped shard is to show next."""
@@ -395,7 +406,7 @@ class ShardTable:
         attachment = self._by_handle.get(handle)
         if attachment is None:
             return
-        attachment.version = version
+        attachment.version, attachment.offered = version, None
         if trouble:
             log.error("published tensors were overwritten", shard=attachment.spec.where, why=trouble)
 

@@ -149,7 +149,7 @@ def _address(tensor: torch.Tensor) -> int | None:
         storage = local.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):
         return None
-    return storage and storage + local.storage_offset() * local.element_size()
+    return storage and storage + int(local.storage_offset()) * local.element_size()
 
 
 def _is_at(tensor: object, home: int | None) -> bool:
