@@ -69,7 +69,7 @@ class StoredShard:
     digest: str
     """Of the layout."""
     manifest: Manifest
-    """Only that of host memory is written, for only that is there for the next process of the agent."""
+    """Only that of host memory is written, for only that is found by the next process of the agent."""
     store: SegmentStore | DeviceSegmentStore
     spare: AnySegment | None = None
     """Where a staged shard is filled."""
@@ -280,8 +280,8 @@ class JobShardStore:
                 segment, layout, table, digest, manifest, store, spare, MappedDescriptors() if mapped else None
             )
             if not mapped and isinstance(store, SegmentStore):
-                # A mapped shard's worker has its memory, and a GPU's is gone with its last process; so the next run of
-                # this agent has nothing to take back.
+                # A mapped shard's worker has its memory, and a GPU's is handed back by its worker, which says what it
+                # has; so the next run of this agent finds nothing by a manifest.
                 with _undone_by(stored.remove):
                     manifests.save(store, manifest)
             return stored
@@ -466,7 +466,7 @@ class ShardStores:
         return [self.store] if self.disk is None else [self.store, self.disk]
 
     def close(self) -> None:
-        """Leave all files where they are, for the next process; the memory of GPUs goes with this one."""
+        """Leave all files where they are, for the next process; workers keep the memory of GPUs."""
         for store in self._stores():
             store.close()
         if self.devices is not None:
