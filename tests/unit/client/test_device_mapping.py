@@ -4,16 +4,19 @@ The GPU is a lazy fake one, which does work only where it is waited for. Each pl
 """
 
 import ctypes
+import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from tests.kit.waiting import until
 
 from tensorhub import AgentUnavailable, TensorSpec
-from tensorhub._agent.shards import AttachedShard, Lent, ShardSpec
+from tensorhub._agent.shards import AttachedShard, GivenSegment, Lent, ShardSpec
 from tensorhub._tensors import device_memory
 from tensorhub._tensors.description import describe
 from tensorhub._tensors.installs import Mapped
@@ -21,6 +24,7 @@ from tensorhub_common.devices.device import Device, DeviceMemory
 from tensorhub_common.devices.fake import DeviceRace, FakeDevice, Span
 from tensorhub_common.layout.layout import segment_bytes
 from tensorhub_common.runtime import segment_locks
+from tensorhub_common.runtime.own_descriptors import OwnDescriptors
 
 DESCRIBED = describe({"w": TensorSpec((1000,), torch.float32), "e": TensorSpec((0, 3), torch.float32)})
 NBYTES = segment_bytes(DESCRIBED.layout)
@@ -84,23 +88,62 @@ async def test_the_lock_is_held_until_what_was_queued_is_done(holder: Holder) ->
     holder.close()
 
 
-Unmap = Callable[[Device, DeviceMemory, int | None], None]
+@contextmanager
+def child_of_fork() -> Iterator[int]:
+    """Have a child that does nothing within the block, as a data loader's worker that waits; yield its process id."""
+    go_on, go = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(go)
+        os.read(go_on, 1)
+        os._exit(0)
+    os.close(go_on)
+    yield child
+    os.close(go)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def _lock_first(device: Device, memory: DeviceMemory, lock_fd: int | None) -> None:
-    assert lock_fd is not None
-    os.close(lock_fd)
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+async def test_a_child_of_fork_has_no_part_in_the_lock(holder: Holder) -> None:
+    holder.publish(7)
+    with child_of_fork():
+        holder.mapped.let_go()
+        await until(lambda: not holder.is_lent, "nobody maps it")
+    holder.close()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+async def test_a_child_of_fork_keeps_no_memory_of_a_shard(holder: Holder) -> None:
+    """It would not be the GPU's again once the shard is released."""
+    spec = msgspec.structs.replace(holder.attachment.spec, install="in-place")
+    shard = AttachedShard(spec)
+    shard.take(GivenSegment(1, (os.dup(holder.fd), os.dup(holder.lock_fd))), None)
+    kept = shard.kept[0].own.fds
+    with child_of_fork() as child:
+        await until(lambda: not any(Path(f"/proc/{child}/fd/{fd}").is_symlink() for fd in kept), "it has closed them")
+        assert shard.kept[0].own.fds == kept
+        assert all(os.fstat(fd) for fd in kept)
+    shard.let_go()
+    holder.close()
+
+
+Unmap = Callable[[Device, DeviceMemory, OwnDescriptors | None], None]
+
+
+def _lock_first(device: Device, memory: DeviceMemory, lock: OwnDescriptors | None) -> None:
+    assert lock is not None
+    lock.close()
     device.finish()
     memory.close()
 
 
-def _no_wait(_: Device, memory: DeviceMemory, lock_fd: int | None) -> None:
+def _no_wait(_: Device, memory: DeviceMemory, lock: OwnDescriptors | None) -> None:
     memory.close()
-    assert lock_fd is not None
-    os.close(lock_fd)
+    assert lock is not None
+    lock.close()
 
 
-def _never_unmapped(device: Device, _: DeviceMemory, __: int | None) -> None:
+def _never_unmapped(device: Device, _: DeviceMemory, __: OwnDescriptors | None) -> None:
     device.finish()
 
 
@@ -108,9 +151,9 @@ def _never_unmapped(device: Device, _: DeviceMemory, __: int | None) -> None:
 def test_a_planted_bug_of_unmapping_is_found(holder: Holder, monkeypatch: pytest.MonkeyPatch, bug: Unmap) -> None:
     races: list[DeviceRace] = []
 
-    def unmap(device: Device, memory: DeviceMemory, lock_fd: int | None) -> None:
+    def unmap(device: Device, memory: DeviceMemory, lock: OwnDescriptors | None) -> None:
         try:
-            bug(device, memory, lock_fd)
+            bug(device, memory, lock)
         except DeviceRace as why:
             races.append(why)
 
@@ -147,6 +190,7 @@ def test_memory_that_can_not_be_mapped_is_not_kept_and_changes_nothing(
     holder: Holder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Shorter than said, or of a GPU that this process does not see: the lock and all descriptors go."""
+    gc.collect()
     before = len(list(Path("/proc/self/fd").iterdir()))
     short = os.memfd_create("short", os.MFD_CLOEXEC)
     holder.attachment.lend(Lent((short, segment_locks.lent(holder.lock_fd)), 1))

@@ -201,9 +201,9 @@ class AgentSession:
     def _registration(self, attachment: AttachedShard, number: int, left_s: float) -> Call:
         """Return the frame that registers a shard, once the memory that this process keeps for it was sent ahead."""
         for kept in attachment.kept if self.agent.takes_kept else ():
-            is_live, count = kept.segment == attachment.live, len(kept.fds)
-            frame = Kept(call=number, segment=kept.segment, is_live=is_live, descriptors=count)
-            self._link.send(frame, *kept.fds)
+            is_live, fds = kept.segment == attachment.live, kept.own.fds
+            frame = Kept(call=number, segment=kept.segment, is_live=is_live, descriptors=len(fds))
+            self._link.send(frame, *fds)
         return attachment.spec.call(number, left_s, holds=attachment.offer(), partial=not attachment.is_whole)
 
     async def _take_turn(self, attachment: AttachedShard, deadline: float) -> None:

@@ -39,6 +39,7 @@ from tensorhub_common.errors import (
 )
 from tensorhub_common.observability import logs
 from tensorhub_common.protocol.worker import Loaded, ReadReport, RegisterCall, Registered
+from tensorhub_common.runtime.own_descriptors import OwnDescriptors
 from tensorhub_common.runtime.peer_status import PeerStatus
 from tensorhub_common.runtime.supervision import Fault
 
@@ -125,6 +126,15 @@ class Lent(NamedTuple):
     version: int
 
 
+class KeptSegment(NamedTuple):
+    """Memory of a GPU that this process keeps, so that the next process of its agent can take it back."""
+
+    segment: int
+    """What the agent calls it."""
+    own: OwnDescriptors
+    """The memory's, and that of its locks where the agent gave one. A child of this process has none of them."""
+
+
 @dataclass(slots=True, eq=False)
 class AttachedShard:
     """The session changes it as the agent speaks; a shard reads it."""
@@ -141,8 +151,7 @@ class AttachedShard:
     """The other segment of a staged shard."""
     live: int = 0
     """Which the shard's present segment is, as the agent said last."""
-    kept: list[GivenSegment] = field(default_factory=list)
-    """Memory of a GPU, with descriptors of their own, so that the next process of the agent can take it back."""
+    kept: list[KeptSegment] = field(default_factory=list)
     is_whole: bool = True
     """No read in place has begun since the memory was last known to be whole."""
     offered: int | None = None
@@ -183,7 +192,7 @@ class AttachedShard:
         """Keep memory of a GPU for as long as the shard is this process's; return the descriptor to map it by."""
         fd, *locks = given.fds
         if self.spec.keeps:
-            self.kept.append(GivenSegment(given.segment, (os.dup(fd), *locks)))
+            self.kept.append(KeptSegment(given.segment, OwnDescriptors((os.dup(fd), *locks))))
         else:
             close_all(locks)
         return fd
@@ -194,7 +203,7 @@ class AttachedShard:
         self.lend(None)
         kept, self.kept = self.kept, []
         for each in kept:
-            each.close()
+            each.own.close()
 
     def offer(self) -> int | None:
         """Return the version that is whole in the memory, for the registration that hands it back.

@@ -8,7 +8,8 @@ The last tensor may go while work on it is still queued on some stream, which on
 taken away in a thread of its own, after all work of the device.
 
 Invariant: the lock on a holder's memory is kept until that memory is unmapped here, and no kernel of this process that
-was queued before can read it any more.
+was queued before can read it any more. A child that this process forks has no part in it: a GPU's mappings don't go to
+children.
 """
 
 import ctypes
@@ -29,6 +30,7 @@ from tensorhub_common.devices.fake import FakeDevice
 from tensorhub_common.devices.registry import device_named
 from tensorhub_common.errors import AgentUnavailable, LayoutMismatch, TensorHubError
 from tensorhub_common.layout.layout import Layout, placements, segment_bytes
+from tensorhub_common.runtime.own_descriptors import OwnDescriptors
 
 _BYTES: Final = "|u1"
 """The array interface has no name for bfloat16 or float8, so tensors are made as bytes."""
@@ -37,11 +39,11 @@ _BYTES: Final = "|u1"
 class DeviceSpace:
     """A layout's memory on a GPU, mapped into this process."""
 
-    def __init__(self, device: Device, memory: DeviceMemory, lock_fd: int | None = None) -> None:
+    def __init__(self, device: Device, memory: DeviceMemory, lock: OwnDescriptors | None = None) -> None:
         """Take the mapping over, and its holder's lock: it is unmapped when nothing refers to this any more."""
         self.device, self.memory = device, memory
         # Not at the interpreter's end: other threads may still work with it, and the process's end unmaps it anyway.
-        weakref.finalize(self, _unmap_soon, device, memory, lock_fd).atexit = False
+        weakref.finalize(self, _unmap_soon, device, memory, lock).atexit = False
 
     def __len__(self) -> int:
         return self.memory.nbytes
@@ -75,16 +77,16 @@ def map_lent(fds: tuple[int, ...], layout: Layout, uuid: str) -> DeviceSpace | b
     nbytes = segment_bytes(layout)
     if not nbytes:
         return bytearray()
-    lock_fd: int | None = None
+    lock: OwnDescriptors | None = None
     try:
         fd, lent_fd = fds
         # Before the memory, which so is never mapped without it.
-        lock_fd = os.dup(lent_fd)
+        lock = OwnDescriptors([os.dup(lent_fd)])
         device = device_named(uuid)
-        return DeviceSpace(device, device.import_memory(fd, nbytes, readonly=True), lock_fd)
+        return DeviceSpace(device, device.import_memory(fd, nbytes, readonly=True), lock)
     except (TensorHubError, OSError, ValueError) as why:
-        if lock_fd is not None:
-            os.close(lock_fd)
+        if lock is not None:
+            lock.close()
         raise AgentUnavailable(
             f"the segment of {nbytes} bytes on {uuid} that the agent lent can't be mapped ({why}); read again, or "
             "register with install='in-place', which copies"
@@ -155,15 +157,15 @@ class _CudaBytes:
         }
 
 
-def _unmap_soon(device: Device, memory: DeviceMemory, lock_fd: int | None) -> None:
-    thread = threading.Thread(target=_unmap, args=(device, memory, lock_fd), daemon=True, name="tensorhub-unmap")
+def _unmap_soon(device: Device, memory: DeviceMemory, lock: OwnDescriptors | None) -> None:
+    thread = threading.Thread(target=_unmap, args=(device, memory, lock), daemon=True, name="tensorhub-unmap")
     with suppress(RuntimeError):  # The interpreter is about to end.
         thread.start()
 
 
-def _unmap(device: Device, memory: DeviceMemory, lock_fd: int | None) -> None:
+def _unmap(device: Device, memory: DeviceMemory, lock: OwnDescriptors | None) -> None:
     # After a failure of the device the lock stays, until the process ends: what its kernels still read is not known.
     device.finish()
     memory.close()
-    if lock_fd is not None:
-        os.close(lock_fd)
+    if lock is not None:
+        lock.close()
