@@ -163,7 +163,9 @@ class AgentSession:
         work = self._link.work
         # Where the loop has ended, the call has too.
         with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(work.guarded(self._tell_copied, "a copy's way"), attachment, copy, nbytes)
+            self._loop.call_soon_threadsafe(
+                work.guarded(self._tell_copied, "the progress of a copy"), attachment, copy, nbytes
+            )
 
     def _tell_copied(self, attachment: AttachedShard, copy: int, nbytes: int) -> None:
         if attachment.handle is not None and self.agent.takes_copied:
