@@ -28,8 +28,8 @@ from tensorhub_common.protocol.worker import (
     Done,
     Failed,
     FromAgent,
+    HandedBack,
     HoldingChanged,
-    Kept,
     Mapped,
     Progress,
     Registered,
@@ -163,9 +163,7 @@ class AgentSession:
         work = self._link.work
         # Where the loop has ended, the call has too.
         with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(
-                work.guarded(self._tell_copied, "the progress of a copy"), attachment, copy, nbytes
-            )
+            self._loop.call_soon_threadsafe(work.guarded(self._tell_copied, "a copy"), attachment, copy, nbytes)
 
     def _tell_copied(self, attachment: AttachedShard, copy: int, nbytes: int) -> None:
         if attachment.handle is not None and self.agent.takes_copied:
@@ -202,9 +200,9 @@ class AgentSession:
 
     def _registration(self, attachment: AttachedShard, number: int, left_s: float) -> Call:
         """Return the frame that registers a shard, once the memory that this process keeps for it was sent ahead."""
-        for kept in attachment.kept if self.agent.takes_kept else ():
+        for kept in attachment.kept if self.agent.takes_handed_back else ():
             is_live, fds = kept.segment == attachment.live, kept.own.fds
-            frame = Kept(call=number, segment=kept.segment, is_live=is_live, descriptors=len(fds))
+            frame = HandedBack(call=number, segment=kept.segment, is_live=is_live, descriptors=len(fds))
             self._link.send(frame, *fds)
         return attachment.spec.call(number, left_s, holds=attachment.offer(), partial=not attachment.is_whole)
 

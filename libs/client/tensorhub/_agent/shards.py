@@ -126,7 +126,7 @@ class Lent(NamedTuple):
     version: int
 
 
-class KeptSegment(NamedTuple):
+class HandedBackSegment(NamedTuple):
     """Memory of a GPU that this process keeps, so that the next process of its agent can take it back."""
 
     segment: int
@@ -151,7 +151,7 @@ class AttachedShard:
     """The other segment of a staged shard."""
     live: int = 0
     """Which the shard's present segment is, as the agent said last."""
-    kept: list[KeptSegment] = field(default_factory=list)
+    kept: list[HandedBackSegment] = field(default_factory=list)
     is_whole: bool = True
     """No read in place has begun since the memory was last known to be whole."""
     offered: int | None = None
@@ -192,7 +192,7 @@ class AttachedShard:
         """Keep memory of a GPU for as long as the shard is this process's; return the descriptor to map it by."""
         fd, *locks = given.fds
         if self.spec.keeps:
-            self.kept.append(KeptSegment(given.segment, OwnDescriptors((os.dup(fd), *locks))))
+            self.kept.append(HandedBackSegment(given.segment, OwnDescriptors((os.dup(fd), *locks))))
         else:
             close_all(locks)
         return fd

@@ -55,8 +55,8 @@ class Attached(Frame, frozen=True, kw_only=True, tag="attached"):
     release: str = ""
     takes_copied: bool = False
     """It takes `Copied`."""
-    takes_kept: bool = False
-    """It takes `Kept`."""
+    takes_handed_back: bool = False
+    """It takes `HandedBack`."""
 
 
 class AttachRefused(Frame, frozen=True, kw_only=True, tag="refused"):
@@ -88,12 +88,12 @@ class RegisterCall(Call, frozen=True, kw_only=True, tag="register"):
     keeps: bool = False
     """The worker keeps the descriptors of its memory on a GPU, and wants that of its locks too."""
     holds: int | None = None
-    """The version that is whole in memory of which `Kept` came before this."""
+    """The version that is whole in memory of which `HandedBack` came before this."""
     partial: bool = False
     """A read may have left a part of a version there."""
 
 
-class Kept(Frame, frozen=True, kw_only=True, tag="kept"):
+class HandedBack(Frame, frozen=True, kw_only=True, tag="handed-back"):
     """Comes before `RegisterCall`, with the descriptors of memory that the worker keeps: a GPU's, and of its locks.
 
     An agent without that memory, which is the next process of the one that made it, takes it back. One that has the
@@ -356,6 +356,6 @@ class HoldingChanged(Frame, frozen=True, kw_only=True, tag="holds"):
 
 
 FromWorker = (
-    Attach | RegisterCall | Kept | PublishCall | UnpublishCall | ReadCall | ReleaseCall | Loaded | Copied | Traced
+    Attach | RegisterCall | HandedBack | PublishCall | UnpublishCall | ReadCall | ReleaseCall | Loaded | Copied | Traced
 )
 FromAgent = Attached | AttachRefused | Registered | Spare | Swapped | Mapped | Done | Failed | Progress | HoldingChanged

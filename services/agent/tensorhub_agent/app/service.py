@@ -339,7 +339,7 @@ class AgentService:
             credentials=_absolute(settings.worker_credentials),
             ca=_absolute(settings.nats_ca),
             takes_copied=True,
-            takes_kept=True,
+            takes_handed_back=True,
         )
 
     def activity(self, job: str, about: Activity) -> Activity:

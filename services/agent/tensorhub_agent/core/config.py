@@ -26,8 +26,8 @@ class CoreConfig:
     leases: LeaseLimits = field(default_factory=LeaseLimits)
     wish_s_max: float = 60.0
     """A publication requested from outside is given up after this."""
-    kept_s_max: float = 5.0
-    """And one of memory that a worker kept, whose calls wait for its end, after this."""
+    handed_back_s_max: float = 5.0
+    """The publication of handed-back memory is given up after this; calls of the shard's worker wait for its end."""
     read_finish_s: float = 0.5
     """A read of an overtaken version that is expected to end within this time is finished first."""
     copy_read_s_max: float = 600.0

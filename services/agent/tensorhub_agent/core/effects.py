@@ -35,7 +35,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 class CallRegister(Call, frozen=True, kw_only=True):
     """Bring a shard whose segment the driver has made already (or adopted).
 
-    The memory may be what the worker kept of an earlier process of this agent. `holds` is then the version that the
+    The memory may be handed back, from an earlier process of this agent. `holds` is then the version that the
     worker knows to be whole in it, and `partial` says that a read may have left a part of one. `lent` and `spare_lent`:
     a process has it mapped, or the spare memory.
     """
@@ -47,10 +47,10 @@ class CallRegister(Call, frozen=True, kw_only=True):
 
 
 class CallPublish(Call, frozen=True, kw_only=True):
-    """Publish what the memory holds. `is_kept`: what a worker kept, which may be mapped as it was before."""
+    """Publish what the memory holds. `is_handed_back`: others may map it, as before its agent's restart."""
 
     version: int | None
-    is_kept: bool = False
+    is_handed_back: bool = False
 
 
 class CallUnpublish(Call, frozen=True, kw_only=True):

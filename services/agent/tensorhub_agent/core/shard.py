@@ -46,7 +46,7 @@ from tensorhub_common.protocol.log.events import AnyEvent, PublishWished, Replic
 from tensorhub_common.protocol.worker import ReadReport
 
 NO_CALL: Final = 0
-"""The number of a call without a caller: a publication requested from outside, or of memory that was kept."""
+"""The number of a call without a caller: a publication requested from outside, or of handed-back memory."""
 
 NO_WISH: Final = 0
 """Of a publication that no process has requested: none is told why it does not come about."""
@@ -438,16 +438,20 @@ class ShardCore:
         ):
             self.hold(event.version)
 
-    def publish_kept(self, version: int, now: float) -> None:
-        """Offer memory that the worker kept as the version that it had: the log believes it where the root is the same.
+    def publish_handed_back(self, version: int, now: float) -> None:
+        """Offer handed-back memory as the version that it had: the log believes it where the root is the same.
 
         Where it does not, for example since a newer version was published meanwhile, the shard holds nothing.
         """
         self._wish = NO_WISH
-        self._publish_unasked(version, now, now + self.config.kept_s_max, is_kept=True)
+        self._publish_unasked(version, now, now + self.config.handed_back_s_max, is_handed_back=True)
 
-    def _publish_unasked(self, version: int | None, now: float, deadline: float, *, is_kept: bool = False) -> None:
-        call = CallPublish(call=NO_CALL, session=NO_CALL, deadline=deadline, version=version, is_kept=is_kept)
+    def _publish_unasked(
+        self, version: int | None, now: float, deadline: float, *, is_handed_back: bool = False
+    ) -> None:
+        call = CallPublish(
+            call=NO_CALL, session=NO_CALL, deadline=deadline, version=version, is_handed_back=is_handed_back
+        )
         self.called(call, now)
 
     def _decline(self, wish: int, error: str, message: str) -> None:

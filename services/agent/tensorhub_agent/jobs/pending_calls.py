@@ -135,10 +135,10 @@ class PendingCalls:
         core = self._shards[key]
         stored = self._store.shards[key]
         segment = stored.segment
-        fds = segment.open_writable(is_kept=waiting.keeps)
+        fds = segment.open_writable(keeps=waiting.keeps)
         if stored.spare is not None:
             try:
-                spare_fds = stored.spare.open_writable(is_kept=waiting.keeps)
+                spare_fds = stored.spare.open_writable(keeps=waiting.keeps)
             except OSError:
                 close_all(fds)
                 raise

@@ -17,7 +17,7 @@ import msgspec
 
 from tensorhub_agent.runtime.rejections import REJECTIONS, RejectionKind
 from tensorhub_agent.runtime.unix_server import UnixServer
-from tensorhub_agent.storage.device_segments import KeptSegment
+from tensorhub_agent.storage.device_segments import HandedBackSegment
 from tensorhub_common.errors import BadCommand, TensorHubError
 from tensorhub_common.protocol.decoding import MALFORMED
 from tensorhub_common.protocol.handshake import Speaks, agreed, speaks
@@ -28,7 +28,7 @@ from tensorhub_common.protocol.worker import (
     AttachRefused,
     Frame,
     FromWorker,
-    Kept,
+    HandedBack,
 )
 from tensorhub_common.runtime.framed_socket import FramedSocket, FrameTooLarge, PeerGone
 from tensorhub_common.runtime.release import release
@@ -40,7 +40,7 @@ ATTACH_S_MAX: Final = 5.0
 SEND_S_MAX: Final = 10.0
 """A worker that takes no frame for this long is cut off; it attaches again when it goes on."""
 
-KEPT_MAX: Final = 2 * REGISTERING_MAX
+HANDED_BACK_MAX: Final = 2 * REGISTERING_MAX
 """One connection hands back at most so many segments for calls that have not come: two for each."""
 
 DESCRIPTORS_MAX: Final = 2
@@ -62,7 +62,7 @@ class WorkerConnection:
         self.number, self.pid, self.job = number, pid, job
         self._framed = framed
         self._sending = work.group()
-        self._kept: dict[int, list[KeptSegment]] = {}
+        self._handed_back: dict[int, list[HandedBackSegment]] = {}
         """Memory that the worker hands back, by the call that is to register it."""
 
     def tell(self, frame: Frame, *fds: int) -> None:
@@ -90,26 +90,30 @@ class WorkerConnection:
                 frame = _frames.decode(body)
             except MALFORMED as why:
                 raise BadCommand(f"a frame could not be read: {why}") from None
-            if isinstance(frame, Kept):
-                self._keep(frame)
+            if isinstance(frame, HandedBack):
+                self._take(frame)
             else:
                 await handle(frame)
 
-    def _keep(self, frame: Kept) -> None:
-        if not 1 <= frame.descriptors <= DESCRIPTORS_MAX or sum(map(len, self._kept.values())) >= KEPT_MAX:
+    def _take(self, frame: HandedBack) -> None:
+        if (
+            not 1 <= frame.descriptors <= DESCRIPTORS_MAX
+            or sum(map(len, self._handed_back.values())) >= HANDED_BACK_MAX
+        ):
             raise BadCommand(
-                f"'kept' comes with one to {DESCRIPTORS_MAX} descriptors, and at most {KEPT_MAX} wait for 'register'"
+                f"'handed-back' comes with one to {DESCRIPTORS_MAX} descriptors, "
+                f"and at most {HANDED_BACK_MAX} segments wait for 'register'"
             )
         fds = tuple(self._framed.take_fd() for _ in range(frame.descriptors))
-        self._kept.setdefault(frame.call, []).append(KeptSegment(frame.segment, frame.is_live, fds))
+        self._handed_back.setdefault(frame.call, []).append(HandedBackSegment(frame.segment, frame.is_live, fds))
 
-    def kept(self, call: int) -> Sequence[KeptSegment]:
+    def handed_back(self, call: int) -> Sequence[HandedBackSegment]:
         """Return the memory that the worker hands back for a call that registers. It stays the connection's."""
-        return self._kept.get(call, ())
+        return self._handed_back.get(call, ())
 
-    def drop_kept(self, call: int) -> None:
+    def drop_handed_back(self, call: int) -> None:
         """Close what the worker has handed back for a call."""
-        for each in self._kept.pop(call, ()):
+        for each in self._handed_back.pop(call, ()):
             each.close()
 
     def close(self) -> None:
@@ -118,8 +122,8 @@ class WorkerConnection:
 
     def over(self) -> None:
         """The connection has ended: close what no call has taken."""
-        for call in list(self._kept):
-            self.drop_kept(call)
+        for call in list(self._handed_back):
+            self.drop_handed_back(call)
 
     async def end(self) -> None:
         """End the connection when everything that it was told has been sent, which is bounded."""

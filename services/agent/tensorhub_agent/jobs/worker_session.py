@@ -144,13 +144,13 @@ class WorkerSessions:
             if len(session.registering) >= REGISTERING_MAX:
                 # An error that says to call again, so that a worker which brings its shards back loses none of them.
                 why = f"one connection registers at most {REGISTERING_MAX} shards at a time: call again"
-                worker.drop_kept(frame.call)
+                worker.drop_handed_back(frame.call)
                 worker.tell(Failed(call=frame.call, error=AgentUnavailable.__name__, message=why))
                 return
             task = self._work.start(self._register(session, frame), "a registration", _refusing(worker, frame))
             session.registering.add(task)
             task.add_done_callback(session.registering.discard)
-            task.add_done_callback(self._work.guarded(lambda _: worker.drop_kept(frame.call), "closing descriptors"))
+            task.add_done_callback(self._work.guarded(lambda _: worker.drop_handed_back(frame.call), "closing files"))
         elif isinstance(frame, Loaded):
             key = session.handles.get(frame.handle)
             if key is not None and not session.is_anothers(key):
@@ -272,7 +272,7 @@ class WorkerSessions:
         # The core decides once the memory is there; no memory is made for what it would refuse.
         job.core.check_room()
         digest = await job.keep_layout(data)
-        kept = session.worker.kept(frame.call)
+        handed_back = session.worker.handed_back(frame.call)
         staged, mapped = frame.install == "staged", frame.install == "mapped"
         incarnation = job.core.incarnation
         try:
@@ -285,14 +285,14 @@ class WorkerSessions:
                 incarnation=incarnation,
                 install=frame.install,
                 device=frame.device,
-                kept=kept,
+                handed_back=handed_back,
             )
         except MemoryExhausted as why:
             TROUBLES.note(TroubleKind.MEMORY, why)
             raise
         TROUBLES.over(TroubleKind.MEMORY)
         handle = session.new_handle(key)
-        is_back = any(each.told == stored.inode for each in kept)
+        is_back = any(each.told == stored.inode for each in handed_back)
         waiting = PendingCall(session.worker, frame.call, handle, registers=key, fresh=not is_back, keeps=frame.keeps)
         number = job.callers.begin(waiting)
         now = asyncio.get_running_loop().time()

@@ -65,12 +65,12 @@ class DeviceSegment:
         """What it takes."""
         return self.nbytes
 
-    def open_writable(self, *, is_kept: bool = False) -> tuple[int, ...]:
+    def open_writable(self, *, keeps: bool = False) -> tuple[int, ...]:
         """Return a new descriptor for the worker that owns the shard. The caller closes it.
 
         For a worker that keeps the memory there is one of its locks too, of a description that has none.
         """
-        if not is_kept:
+        if not keeps:
             return (os.dup(self.fd),)
         lock_fd = segment_locks.reopened(self.lock_fd, os.O_RDWR)
         try:
@@ -121,8 +121,8 @@ AnySegment = Segment | DeviceSegment
 
 
 @dataclass(frozen=True, slots=True)
-class KeptSegment:
-    """Memory of a GPU that a worker has kept from an earlier process of this agent. `close` closes the descriptors."""
+class HandedBackSegment:
+    """Memory of a GPU, of an earlier process of this agent, that its worker kept. `close` closes the descriptors."""
 
     told: int
     """What that process has called it."""
@@ -136,7 +136,7 @@ class KeptSegment:
         for fd in self.fds:
             os.close(fd)
 
-    def duplicate(self) -> "KeptSegment":
+    def duplicate(self) -> "HandedBackSegment":
         """Return the same with descriptors of its own. Raises `AgentUnavailable` where there are none to spare."""
         fds: list[int] = []
         try:
@@ -147,7 +147,7 @@ class KeptSegment:
             raise AgentUnavailable(
                 f"memory of a GPU can't be taken back just now ({why.strerror}): call again"
             ) from why
-        return KeptSegment(self.told, self.is_live, tuple(fds))
+        return HandedBackSegment(self.told, self.is_live, tuple(fds))
 
 
 def _lock_file() -> int:
@@ -186,22 +186,22 @@ class DeviceSegmentStore:
                 raise
         return self._added(memory, fd, lock_fd, secrets.randbits(62) + 1)
 
-    def take_back(self, kept: KeptSegment, nbytes: int) -> DeviceSegment:
+    def take_back(self, given: HandedBackSegment, nbytes: int) -> DeviceSegment:
         """Have a segment of memory that a worker kept; its bytes stay. The worker's descriptors stay the caller's.
 
         Raises `DeviceError` where it is no memory of this device, or shorter, and `MemoryExhausted`.
         """
         whole = self._whole(nbytes)
         with self.account.charged(whole), contextlib.ExitStack() as undo:
-            fd = os.dup(kept.fds[0])
+            fd = os.dup(given.fds[0])
             undo.callback(os.close, fd)
             # Descriptions of its own: a lock that an earlier process has on the worker's is not this one's.
-            locks = [segment_locks.reopened(each, os.O_RDWR) for each in kept.fds[1:]]
+            locks = [segment_locks.reopened(each, os.O_RDWR) for each in given.fds[1:]]
             lock_fd = locks[0] if locks else _lock_file()
             undo.callback(os.close, lock_fd)
             memory = self._device.import_memory(fd, whole, readonly=False)
             undo.pop_all()
-        return self._added(memory, fd, lock_fd, kept.told)
+        return self._added(memory, fd, lock_fd, given.told)
 
     def _added(self, memory: DeviceMemory, fd: int, lock_fd: int, inode: int) -> DeviceSegment:
         name = f"{self._prefix}{secrets.token_hex(RANDOM_BYTES)}.{self._device.uuid}"

@@ -102,7 +102,7 @@ class Segment:
         """What a worker tells it from others by."""
         return os.fstat(self.fd).st_ino
 
-    def open_writable(self, *, is_kept: bool = False) -> tuple[int, ...]:  # noqa: ARG002 (a GPU's may be)
+    def open_writable(self, *, keeps: bool = False) -> tuple[int, ...]:  # noqa: ARG002 (a GPU's may be)
         """Return a new descriptor that may write, for the worker that owns the shard. The caller closes it."""
         return (segment_locks.reopened(self.fd, os.O_RDWR),)
 

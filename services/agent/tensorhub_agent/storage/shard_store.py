@@ -20,7 +20,7 @@ from tensorhub_agent.storage.device_segments import (
     DeviceSegment,
     DeviceSegmentStore,
     DeviceStores,
-    KeptSegment,
+    HandedBackSegment,
 )
 from tensorhub_agent.storage.disk_segments import DiskSegmentStore
 from tensorhub_agent.storage.manifest import Manifest, pack_layout
@@ -172,11 +172,11 @@ def _save(store: SegmentStore | DeviceSegmentStore, manifest: Manifest) -> str |
     return None
 
 
-def _duplicated(kept: Sequence[KeptSegment]) -> tuple[dict[bool, KeptSegment], contextlib.ExitStack]:
+def _duplicated(handed_back: Sequence[HandedBackSegment]) -> tuple[dict[bool, HandedBackSegment], contextlib.ExitStack]:
     """Return memory that a worker keeps, by whether it is the live one, and what closes these descriptors."""
     with contextlib.ExitStack() as undo:
-        own: dict[bool, KeptSegment] = {}
-        for each in kept:
+        own: dict[bool, HandedBackSegment] = {}
+        for each in handed_back:
             own[each.is_live] = each.duplicate()
             undo.callback(own[each.is_live].close)
         return own, undo.pop_all()
@@ -213,14 +213,14 @@ class JobShardStore:
         install: str = "in-stored",
         on_disk: bool = False,
         device: str = "",
-        kept: Sequence[KeptSegment] = (),
+        handed_back: Sequence[HandedBackSegment] = (),
     ) -> StoredShard:
         """Make memory for a new shard, all zero; twice as much for a staged one. Raises `MemoryExhausted`.
 
         With `device`, the UUID of a GPU, it is memory there. Raises `DeviceUnavailable` where this agent can't use it.
         A mapped shard shows others' memory, of which this agent needs to see nothing: it has a page of the host's.
 
-        `kept` is memory of the GPU that the worker kept, which is taken back in place of new; it stays the caller's.
+        `handed_back` is memory of the GPU that the worker kept. It is taken in place of new, and stays the caller's.
 
         What is being made when it is cancelled is removed as soon as that can be. Raises `AgentUnavailable` where
         memory of this shard was set aside.
@@ -245,8 +245,8 @@ class JobShardStore:
         packed = await asyncio.to_thread(pack_layout, layout)
         head = await asyncio.to_thread(store.head_of, layout)
         # All of a shard's memory or none. With descriptors of this call's own: the caller's end with the caller.
-        are_all = len(kept) == (2 if staged else 1) and isinstance(store, DeviceSegmentStore)
-        own, closing = _duplicated(kept if are_all else ())
+        are_all = len(handed_back) == (2 if staged else 1) and isinstance(store, DeviceSegmentStore)
+        own, closing = _duplicated(handed_back if are_all else ())
 
         def made(*, is_live: bool) -> AnySegment:
             if isinstance(store, DeviceSegmentStore) and is_live in own:

@@ -175,7 +175,7 @@ def test_a_call_waits_for_kept_memory_whose_siblings_do_not_come_no_longer_than_
     call = again.unpublish(mine)
     again.log()
     assert again.result(call) is None
-    again.tick_and_log(again.core.config.kept_s_max)
+    again.tick_and_log(again.core.config.handed_back_s_max)
     assert again.result(call) == "NotPublished"
 
 

@@ -21,7 +21,7 @@ from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_common.errors import MemoryExhausted
 from tensorhub_common.protocol.handshake import OLDEST_PROTOCOL
 from tensorhub_common.protocol.log.commands import PROTOCOL
-from tensorhub_common.protocol.worker import Attach, AttachRefused, Kept, Progress, ReadReport, ReadStages
+from tensorhub_common.protocol.worker import Attach, AttachRefused, HandedBack, Progress, ReadReport, ReadStages
 from tensorhub_common.runtime.framed_socket import PeerGone, connect
 from tensorhub_common.runtime.release import release
 from tensorhub_common.runtime.supervision import Supervisor
@@ -69,7 +69,7 @@ async def test_descriptors_that_no_registration_takes_are_closed(tmp_path: Path)
     server = WorkerServer(tmp_path / "agent.sock", desk)
     server.start()
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 (a folder of the kernel's)
-    for count in (1, worker_server.KEPT_MAX + 1):
+    for count in (1, worker_server.HANDED_BACK_MAX + 1):
         gone.clear()
         worker = await connect(tmp_path / "agent.sock", FRAME_BYTES_MAX, BOUND_S)
         attaching = Attach(protocol=OLDEST_PROTOCOL, newest=PROTOCOL, release=release(), job="run-7")
@@ -78,11 +78,11 @@ async def test_descriptors_that_no_registration_takes_are_closed(tmp_path: Path)
             async with asyncio.timeout(BOUND_S):
                 await worker.send(msgspec.msgpack.encode(attaching))
                 for call in range(count):
-                    frame = Kept(call=call, segment=1, is_live=True, descriptors=2)
+                    frame = HandedBack(call=call, segment=1, is_live=True, descriptors=2)
                     await worker.send(msgspec.msgpack.encode(frame), fd, fd)
                 if count > 1:
                     refused = msgspec.msgpack.decode(await worker.receive(), type=AttachRefused)
-                    assert f"at most {worker_server.KEPT_MAX} wait for 'register'" in refused.message
+                    assert f"at most {worker_server.HANDED_BACK_MAX} segments wait for 'register'" in refused.message
         worker.close()
         os.close(fd)
         async with asyncio.timeout(BOUND_S):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tensorhub_agent.primitives.ids import ShardKey
-from tensorhub_agent.storage.device_segments import DeviceSegment, DeviceSegmentStore, DeviceStores, KeptSegment
+from tensorhub_agent.storage.device_segments import DeviceSegment, DeviceSegmentStore, DeviceStores, HandedBackSegment
 from tensorhub_agent.storage.mapped_descriptors import close_all
 from tensorhub_agent.storage.mapping_cache import MappingCache
 from tensorhub_agent.storage.segments import SegmentStore
@@ -102,9 +102,9 @@ def test_who_is_lent_a_segment_holds_a_lock_that_outlives_its_descriptor_of_the_
     os.close(reader)
 
 
-def kept(segment: DeviceSegment, *, is_live: bool = True) -> KeptSegment:
+def kept(segment: DeviceSegment, *, is_live: bool = True) -> HandedBackSegment:
     """Return what a worker has of a segment that it keeps."""
-    return KeptSegment(segment.told, is_live, segment.open_writable(is_kept=True))
+    return HandedBackSegment(segment.told, is_live, segment.open_writable(keeps=True))
 
 
 def test_memory_that_a_worker_kept_is_taken_back_with_its_bytes_its_name_and_its_locks(
@@ -141,7 +141,7 @@ def test_memory_that_a_worker_kept_is_taken_back_with_its_bytes_its_name_and_its
 def test_without_a_file_for_locks_the_memory_gets_one(store: DeviceSegmentStore) -> None:
     """An agent of an earlier release gave its worker none."""
     segment = store.create(GRANULE)
-    handed = KeptSegment(segment.told, is_live=True, fds=segment.open_writable())
+    handed = HandedBackSegment(segment.told, is_live=True, fds=segment.open_writable())
     back = store.take_back(handed, GRANULE)
     handed.close()
     lent = back.open_lent()
@@ -166,11 +166,11 @@ async def test_a_staged_shard_takes_back_both_its_segments_or_none(tmp_path: Pat
     layout = layout_of([TensorEntry("w", "float32", 4, (8,), (8,), (0,))])
     key = ShardKey("policy", "engine", 0)
 
-    async def made(hands: Sequence[KeptSegment] = ()) -> StoredShard:
+    async def made(hands: Sequence[HandedBackSegment] = ()) -> StoredShard:
         stores = ShardStores(SegmentStore(tmp_path, "test-", 1 << 30), devices=DeviceStores("p-", 1 << 30))
         job = stores.of("run-7")
         return await job.make(
-            key, 1, layout, "d", spot=False, incarnation=1, install="staged", device="GPU-fake-0", kept=hands
+            key, 1, layout, "d", spot=False, incarnation=1, install="staged", device="GPU-fake-0", handed_back=hands
         )
 
     before = await made()

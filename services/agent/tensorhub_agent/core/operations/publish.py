@@ -62,7 +62,7 @@ class PublishOperation:
             )
         elif contents.memory is not MemoryState.EMPTY and not (
             # Who maps it has what is published again.
-            self.call.is_kept and contents.memory is MemoryState.DRAINING
+            self.call.is_handed_back and contents.memory is MemoryState.DRAINING
         ):
             core.fail(ReplicaConflict, f"{core.where} is {contents.memory}: call unpublish again and wait for its end")
         elif contents.partial:

@@ -69,7 +69,7 @@ class RegisterOperation(UnattendedOperation):
         self.core.registered = True
         self.core.finish()
         if self.call.holds is not None:
-            self.core.publish_kept(self.call.holds, now)
+            self.core.publish_handed_back(self.call.holds, now)
 
     def _release(self) -> None:
         key = self.core.key
