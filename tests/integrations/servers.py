@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from tensorhub.local.hub import LocalRollouts
 
 
 @dataclass
-class ServerProcess:
+class ServerProcess(ABC):
     """One server, which may be killed and started again."""
 
     health: ClassVar[str]
@@ -33,12 +34,13 @@ class ServerProcess:
     log: Path
     process: "subprocess.Popen[bytes] | None" = field(default=None, init=False)
 
+    @abstractmethod
     def command(self) -> list[str]:
-        raise NotImplementedError
+        """Return the command that starts it."""
 
+    @abstractmethod
     def environment(self) -> Mapping[str, str]:
         """Return what it has beside this process's."""
-        raise NotImplementedError
 
     @property
     def url(self) -> str:

@@ -83,7 +83,7 @@ async def test_the_lock_is_held_until_what_was_queued_is_done(holder: Holder) ->
     assert not holder.seen
     holder.mapped.let_go()
     assert holder.mapped.tensors["w"].unique().tolist() == [0]
-    await until(lambda: not holder.is_lent, "nobody maps it")
+    await until(lambda: not holder.is_lent, "no process maps it")
     assert holder.seen == [(7.0, True)]
     holder.close()
 
@@ -108,7 +108,7 @@ async def test_a_child_of_fork_has_no_part_in_the_lock(holder: Holder) -> None:
     holder.publish(7)
     with child_of_fork():
         holder.mapped.let_go()
-        await until(lambda: not holder.is_lent, "nobody maps it")
+        await until(lambda: not holder.is_lent, "no process maps it")
     holder.close()
 
 
@@ -182,7 +182,7 @@ async def test_each_version_holds_its_own_lock_and_a_kept_view_keeps_it(holder: 
     assert (holder.mapped.version, holder.mapped.tensors["w"].unique().tolist()) == (2, [2])
     assert (kept.unique().tolist(), holder.is_lent, other.is_lent) == ([1], True, True)
     del kept
-    await until(lambda: not holder.is_lent, "nobody maps the first")
+    await until(lambda: not holder.is_lent, "no process maps the first")
     assert other.is_lent
 
 

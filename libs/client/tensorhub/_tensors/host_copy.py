@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from tensorhub._tensors.segment_mapping import Memory
 
 COPIED_BYTES: Final = 128 * 1024 * 1024
-"""At the end of the first tensor after so many bytes the agent is told how far a copy to the host has come: it hashes
-them while the rest comes."""
+"""The agent is told how far a copy to the host has come at the end of the first tensor after this number of bytes. It
+hashes them while the rest comes."""
 
 log = logs.logger(__name__)
 

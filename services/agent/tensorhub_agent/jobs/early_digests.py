@@ -42,7 +42,7 @@ class _Copy:
     segment: AnySegment
     table: PieceTable
     came: int = 0
-    """So many pieces are in the memory."""
+    """How many pieces are in the memory."""
     digests: list[bytes] = field(default_factory=list)
     hashed: int = 0
     hashing: asyncio.Task[None] | None = None

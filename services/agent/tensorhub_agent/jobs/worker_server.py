@@ -41,7 +41,7 @@ SEND_S_MAX: Final = 10.0
 """A worker that takes no frame for this long is cut off; it attaches again when it goes on."""
 
 HANDED_BACK_MAX: Final = 2 * REGISTERING_MAX
-"""One connection hands back at most so many segments for calls that have not come: two for each."""
+"""One connection hands back at most this number of segments for registrations that have not ended: two for each."""
 
 DESCRIPTORS_MAX: Final = 2
 """A segment of a GPU has that of its memory, and that of its locks."""

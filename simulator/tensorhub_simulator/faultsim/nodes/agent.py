@@ -100,7 +100,7 @@ SLOW_DISK_S: Final = 3.0
 FULL_DISK_ODDS: Final = 0.02
 ASIDE_ODDS: Final = 0.1
 GPU_ODDS: Final = 0.5
-"""So many agents have their shards in memory of a GPU: their next process finds none of it."""
+"""How many of all agents have their shards in memory of a GPU: their next process finds none of it."""
 
 
 class AgentTasks:

@@ -309,6 +309,10 @@ async def test_a_source_that_is_closed_while_it_is_asked_again_is_asked_no_more(
             await asyncio.sleep(0)
         it.sources.close(CloseSource(KEY, 7))
         await it.expect(SourceClosed)
+        asked = it.calls["request"]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert it.calls["request"] == asked
 
 
 # A lease whose transport is opened later.
