@@ -1,8 +1,8 @@
 """The engine's side: each of vLLM's workers loads a version out of hub memory of its host. I/O.
 
 A worker maps the memory of a replica that holds the version on this host: the one of the runner beside the server, or
-a trainer's, which may be memory of the worker's own GPU. The bytes there are verified, and while they are mapped
-they are not overwritten, whatever becomes of the runner (installs.py). vLLM's own loader takes from them what the worker's rank
+a trainer's, which may be memory of the worker's own GPU. The bytes there are verified. While they are mapped they are
+not overwritten, whatever becomes of the runner (installs.py). vLLM's own loader takes from them what the worker's rank
 needs, and converts, quantises and repacks it as it does with a checkpoint. So the ranks of a host have one copy in hub
 memory between them, and a byte crosses the network once for each host.
 
